@@ -37,10 +37,6 @@ class Check(Model):
 def checks(site: Site, open_store: Callable[[], ObjectStore]) -> Iterator[Check]:
     """Try what the stages of a night will do: nothing is submitted, and nothing is created.
 
-    Args:
-        site: The site to check.
-        open_store: Opens its store.
-
     Returns:
         One check per subject, in the order of the stages. An error of ours is a failed check, never raised.
     """

@@ -80,12 +80,7 @@ def begin_on_node() -> None:
 def read_answer(finished: Finished, answer: type[_Answer], *, doing: str, thing: str, instead: str) -> _Answer:
     """The answer of a program on a node.
 
-    Args:
-        finished: How it ended.
-        answer: The kind of its answer.
-        doing: What it was to do, as a noun.
-        thing: To what.
-        instead: The setting by which this host does it.
+    `doing` is what it was to do, as a noun; `instead` the setting by which this host does it.
 
     Raises:
         TransientError: It was killed before it could answer.

@@ -262,11 +262,7 @@ def find_old_images(
     What killed imports left, here and where imports of this machine work, is among them: the next import of the same
     digest removes it too, but most digests are never imported again.
 
-    Args:
-        workspace: Whose jobs may use them, besides those of others that share the folder.
-        images: Where images are kept.
-        policy: How much is kept.
-        settings: Folders of imports.
+    Jobs of `workspace` may use them, and those of others that share the folder.
 
     Raises:
         PermanentError: The jobs that use the images are unknown.
@@ -287,11 +283,6 @@ def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) ->
     """Remove images and what killed imports left, each under the lease of its digest; return those that are gone.
 
     One that was used meanwhile stays.
-
-    Args:
-        workspace: Whose jobs may use them, besides those of others that share the folder.
-        images: Where images are kept.
-        removals: What `find_old_images` has found.
 
     Raises:
         PermanentError: The jobs that use the images are unknown.

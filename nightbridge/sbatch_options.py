@@ -70,10 +70,6 @@ SBATCH = OptionTable(
 def split_options(arguments: Sequence[str], table: OptionTable) -> tuple[dict[str, str], list[str]]:
     """Read the options up to the first word that is none.
 
-    Args:
-        arguments: The command line after the command's name.
-        table: The command's options.
-
     Returns:
         The options by long name, the last of each; a bare option's value is empty. And the remaining words.
 

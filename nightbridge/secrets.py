@@ -28,10 +28,6 @@ Login = tuple[str, str]
 def resolve_secret(ref: "SecretRef", block_value: BlockValue | None = None) -> str:
     """Return the secret's value.
 
-    Args:
-        ref: Where it is found.
-        block_value: Returns the value of a Prefect `Secret` block by name; None where there is no Prefect.
-
     Raises:
         InvalidInput: It does not exist or is empty. The message names the source, never a value.
     """

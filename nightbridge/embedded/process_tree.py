@@ -183,11 +183,7 @@ def start_session(
     Only for single-threaded programs: it forks. The kernel kills the program when this process dies. One that cannot
     be started reports that on its standard error and exits with `COULD_NOT_START`.
 
-    Args:
-        argv: The program and its arguments.
-        environment: All of its environment.
-        directory: Its working directory.
-        streams: Its standard input, output and error.
+    `streams` are its standard input, output and error.
     """
     parent = os.getpid()
     # Blocked until the child has left our handlers behind: a signal in between would be lost.

@@ -80,10 +80,7 @@ class Step:
 def make_step(options: Mapping[str, str], argv: Sequence[str], environment: Mapping[str, str]) -> Step:
     """Turn srun's options into a step, and give it the job's next number.
 
-    Args:
-        options: By long name.
-        argv: The program and its arguments.
-        environment: srun's own; it names the job.
+    `options` are by long name; `environment` is srun's own, which names the job.
 
     Raises:
         InvalidInput: An option is wrong, or requests more than the job has.

@@ -123,9 +123,7 @@ class Enroot(Model):
 def find_enroot(settings: ImageImport | None = None, credentials: str = "") -> Enroot:
     """Find enroot on PATH.
 
-    Args:
-        settings: Its folders.
-        credentials: Logins as lines of netrc(5), which come in the place of those in its own file.
+    `credentials` are logins as lines of netrc(5), which come in the place of those in its own file.
 
     Raises:
         PermanentError: There is none, or its version cannot be read.
@@ -241,11 +239,7 @@ def temporary_folder(configured: Path | None) -> Path:
 
 
 def check_folders(cache: Path, temp: Path) -> None:
-    """Raise unless an import can write into its folders.
-
-    Args:
-        cache: Where fetched layers are kept.
-        temp: Where the image is unpacked.
+    """Raise unless an import can write where fetched layers are kept and where the image is unpacked.
 
     Raises:
         PermanentError: A folder cannot be written.

@@ -66,10 +66,7 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
     `none` is the declared absence of a container. The path of a .sqsh file is checked and used where it lies. A
     reference is resolved to a digest once per night and imported once per digest, to `<images>/<digest>.sqsh`.
 
-    Args:
-        spec: The run.
-        site: Where images are kept.
-        importer: Finds what imports; called only when there is something to import. This machine's enroot when unset.
+    `importer` finds what imports, once there is something to import: this machine's enroot when unset.
 
     Raises:
         InvalidInput: No image is named, or there is no such file or image.
@@ -275,10 +272,7 @@ def versions_between(good: str, bad: str, list_tags: Callable[[ImageReference], 
     names differ in numbers alone, as `nemo-26.04.sqsh` and `nemo-26.06.sqsh`, or `nightly-2026-11-20-4f1c2ab` and
     `nightly-2026-11-23-90ab12c`: what looks like a commit counts for nothing.
 
-    Args:
-        good: The good image, as `container_image` has it: a reference, or the path of a .sqsh file.
-        bad: The bad one.
-        list_tags: Lists the tags of an image in its registry.
+    Both are written as in `container_image`: a reference, or the path of a .sqsh file.
 
     Raises what `list_tags` raises.
     """

@@ -41,10 +41,7 @@ _PASSED_ON = re.compile(r"ENROOT_\w+|(https?|no|all)_proxy|SSL_CERT_\w+|SOURCE_D
 class NodeImporter:
     """Imports by a job on a compute node.
 
-    Args:
-        run_on_node: How a program gets there.
-        settings: Folders of imports, as the nodes know them.
-        credentials: Logins as lines of netrc(5).
+    `credentials` are logins as lines of netrc(5).
     """
 
     tool = "a job on a compute node"

@@ -143,9 +143,7 @@ def http_is_allowed() -> bool:
 def registry_digest(reference: ImageReference, credentials: str = "") -> str:
     """The digest of the manifest that a reference means now, `sha256:<64 hex>`.
 
-    Args:
-        reference: The image.
-        credentials: Logins that come before those of the tools' files.
+    `credentials` are logins that come before those of the tools' files.
 
     Raises:
         InvalidInput: There is no such image.
@@ -167,9 +165,7 @@ def registry_digest(reference: ImageReference, credentials: str = "") -> str:
 def registry_tags(reference: ImageReference, credentials: str = "") -> tuple[str, ...]:
     """Every tag of an image, in the registry's order.
 
-    Args:
-        reference: The image.
-        credentials: As of `registry_digest`, which says what is raised as well.
+    Arguments and errors are those of `registry_digest`.
     """
     found: list[str] = []
     query = "tags/list?n=1000"
@@ -343,10 +339,8 @@ def login_advice(reference: ImageReference) -> str:
 def find_login(registry: str, *, token_server: str = "", credentials: str = "") -> Login | None:
     """The login for a registry, as `registry[:port]`; None when none is configured.
 
-    Args:
-        registry: The registry.
-        token_server: The host that gives its tokens, whose login serves as well.
-        credentials: Lines of netrc(5) that come before all files.
+    The login of `token_server`, the host that gives its tokens, serves as well. `credentials` are lines of netrc(5)
+    that come before all files.
 
     Raises:
         PermanentError: Logins cannot be read.

@@ -238,10 +238,6 @@ def _is_read(option: Option, word: str) -> bool:
 def read_parser(checkout: Path, program: str) -> ProgramParser | None:
     """Read the parser of a program of a Megatron-LM checkout.
 
-    Args:
-        checkout: The checkout's root.
-        program: The program's path in it.
-
     Returns:
         Its options; None where the program, or a parser of Megatron-LM that it uses, is not there.
     """

@@ -86,15 +86,7 @@ def make_plan(
 ) -> LaunchPlan:
     """Plan one attempt.
 
-    Args:
-        spec: The run.
-        checkout: The pinned code.
-        image: The container image.
-        limits: The cluster.
-        site: The site's settings.
-        attempt: Number of the attempt.
-        attempt_dir: Its directory.
-        known: The launcher's flags; read from the pinned launcher's own parser where they are not given.
+    `known` are the launcher's flags, read from the pinned launcher's own parser where they are not given.
 
     Raises:
         InvalidInput: The pinned launcher has no such flag or value, or a value would not survive the batch script;

@@ -34,14 +34,7 @@ _SUMS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a script starts.
-
-    Attributes:
-        program: The program's path in its repository.
-        arguments: Its words.
-        torchrun: torchrun's own words.
-        variables: What the script exports.
-    """
+    """What a script starts: a program of its repository with its words, torchrun's own words, and what it exports."""
 
     program: str
     arguments: tuple[str, ...]
@@ -52,9 +45,7 @@ class Launch:
 def read_launch(path: Path, given: Mapping[str, str]) -> Launch:
     """Read the one command of a launch script that starts ranks.
 
-    Args:
-        path: A bash script.
-        given: Variables of the environment, which a default gives way to.
+    `given` are variables of the environment, which the script's defaults give way to.
 
     Raises:
         InvalidInput: The script has no such command, or a value in it cannot be told without executing it.

@@ -266,11 +266,7 @@ def _find_changes_once(folder: Path, commit: str, *, read_all: bool = False, tim
     has been read, after that second: a later change has a later time. So the index may be dated as new as this.
     Only the holder of the checkout's lease may.
 
-    Args:
-        folder: The checkout.
-        commit: Its commit.
-        read_all: Whether git compares every file with its commit, not only those whose times it cannot trust.
-        timeout: Longest time one git command may take, seconds.
+    With `read_all` git compares every file with its commit, not only those whose times it cannot trust.
     """
     now = _time_of_file_system(folder)
     written = {index: index.stat().st_mtime for index in _indexes(folder, timeout=timeout)}
@@ -342,12 +338,8 @@ def clone_with_submodules(
     All repositories are checked out side by side. A submodule is made beside `folder` (as `<folder>.<number>`) and
     moved into it: nothing else may write into the tree that git makes.
 
-    Args:
-        mirror: The mirror; relative addresses of submodules are relative to its repository.
-        commit: Full commit, which the mirror has.
-        folder: Where the tree is made.
-        workspace: Where mirrors are kept.
-        moved: Commits that take the place of pinned ones, by folder; of this repository's own submodules.
+    Relative addresses of submodules are relative to the mirror's repository. `moved` has, by folder, the commits that
+    take the place of pinned ones of its own submodules.
 
     Raises:
         InvalidInput: A submodule's repository or commit does not exist.

@@ -49,9 +49,7 @@ def verify_unchanged(checkout: Checkout, since: datetime) -> list[str]:
 
     Called after a run: a modified tree means that the tested code is unknown.
 
-    Args:
-        checkout: The trees.
-        since: When the run began to use them. A tree that was found modified and recreated after that counts as well.
+    A tree that was found modified and recreated after `since`, when the run began to use it, counts as well.
 
     Raises:
         TransientError: git did not answer in time.

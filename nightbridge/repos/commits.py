@@ -156,11 +156,7 @@ def _since_the_move(mirror: Mirror, first: str, bad: str, folder: str) -> tuple[
 def _main_line(mirror: Mirror, good: str, bad: str, *more: str) -> tuple[RangeCommit, ...]:
     """The first parents after `good`, up to `bad`, oldest first, with the submodules that each moves.
 
-    Args:
-        mirror: The mirror.
-        good: Full commit; empty for all of history.
-        bad: Full commit.
-        more: Further arguments of `git log`.
+    All of history where `good` is empty; `more` are further arguments of `git log`.
     """
     text = git(
         "log", "--first-parent", "-m", "--reverse", *_DIFF, f"--max-count={MAX_COMMITS}", f"--format={_FORMAT}",
@@ -205,11 +201,7 @@ def _opened(mirror: Mirror, commit: RangeCommit, site: Site, find: Find) -> Rang
 def _with_commits(bump: Bump, url: str, site: Site, find: Find) -> Bump:
     """A bump with the commits between its pins.
 
-    Args:
-        bump: The bump.
-        url: The submodule's address; empty where `.gitmodules` has none.
-        site: Whose workspace has the mirrors.
-        find: Raises an error where a mirror has not, and does not get, a commit.
+    `url` is the submodule's, empty where `.gitmodules` has none; `find` raises where a mirror does not get a commit.
     """
     if not url:
         return bump.model_copy(update={"note": "it has no address in .gitmodules"})

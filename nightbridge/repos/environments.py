@@ -169,11 +169,7 @@ def make_environment(
 ) -> LauncherEnvironment:
     """Return the environment of a NeMo-Run checkout: the base, and the checkout's package in front of it.
 
-    Args:
-        nemo_run: The checkout. It is not written to: the package is built from a copy.
-        envs_dir: Where launcher environments are kept.
-        lock: Pinned requirements of the base.
-        wheels: Folder that the base is installed from; see `prepare_base`.
+    The checkout is not written to: the package is built from a copy. `lock` and `wheels` are those of `prepare_base`.
 
     Raises:
         InvalidInput: There is no such wheel folder.

@@ -138,10 +138,7 @@ def last_attempt(run_dir: Path) -> int:
 def open_attempt(workspace: Path, run_key: str, cluster: ClusterSettings) -> AttemptContext:
     """Open the next attempt of a run: make its folder, which only one caller can, and record it before anything else.
 
-    Args:
-        workspace: The workspace; the folder is `<workspace>/runs/<run key>/a<n>`, absolute.
-        run_key: The run.
-        cluster: Where its job will be submitted.
+    The folder is `<workspace>/runs/<run key>/a<n>`, absolute.
     """
     number = last_attempt(workspace.absolute() / "runs" / run_key)
     while True:
@@ -244,13 +241,8 @@ def declare_intent(attempt_dir: Path, launcher_script: Path, experiment_dir: Pat
     """Declare that this process is about to submit; None when another process did so first.
 
     Intents are numbered, and each number can be made once. `after` is how many the caller saw before it looked for the
-    job: a caller that has not seen the newest one loses.
-
-    Args:
-        attempt_dir: The attempt.
-        launcher_script: The script that the launcher passed to sbatch.
-        experiment_dir: The folder that the launcher made for exactly this job.
-        after: `newest_intent(attempt_dir)` from before the lookup.
+    job: a caller that has not seen the newest one loses. The launcher has passed `launcher_script` to sbatch, and made
+    `experiment_dir` for exactly this job.
     """
     intent = Intent(
         at=utc_now(),

@@ -156,13 +156,7 @@ def failed_nodes(jobs: Sequence[Job]) -> tuple[str, ...]:
 
 
 def without_failed_nodes(plan: LaunchPlan, jobs: Sequence[Job], limits: ClusterLimits) -> LaunchPlan:
-    """The plan with `--exclude` for the nodes that failed before, where the cluster has enough others.
-
-    Args:
-        plan: The plan of the next attempt.
-        jobs: The ended jobs of the run's earlier attempts.
-        limits: How many nodes a job can have; unknown is enough.
-    """
+    """The plan with `--exclude` for the nodes that failed before, unless the cluster has too few others."""
     failed = failed_nodes(jobs)
     if not failed or (limits.max_nodes is not None and limits.max_nodes - len(failed) < plan.nodes):
         return plan
@@ -225,10 +219,7 @@ def dependency_options(run: RunSpec, workspace: Path, is_active: Callable[[str],
 
     What has ended is judged here and not by Slurm, which forgets a job some minutes after its end.
 
-    Args:
-        run: The run.
-        workspace: Where the attempts of all runs of the night are recorded.
-        is_active: Whether a run of this night, by its key, may still submit a job.
+    `is_active` is whether a run of this night, by its key, may still submit a job.
 
     Raises:
         NotSubmittedYet: Try again when the run that it names has submitted its job, or is over.

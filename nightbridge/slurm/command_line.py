@@ -174,10 +174,6 @@ class CommandLineCluster:
 
         `--test-only` calls a job impossible for which a node is drained or down tonight, though sbatch itself accepts
         it and lets it wait (Slurm 22.05). So an error about nodes counts only where all of them are up.
-
-        Args:
-            name: The job, for the message.
-            options: As for `submit`. No job is made.
         """
         argv = ("sbatch", "--test-only", "--no-requeue", "--output=/dev/null", *options, "--wrap=true")
         message = self._refusal_of(argv)

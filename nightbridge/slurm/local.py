@@ -23,10 +23,7 @@ class LocalCluster:
     All state is in files under `root` (see `jobs`), so that any process can query, and a job outlives its
     submitter. Opening it writes nothing; the folder appears with the first job.
 
-    Args:
-        settings: Name, and how many jobs run at once.
-        root: The cluster's folder.
-        kill_wait: Seconds between SIGTERM and SIGKILL when a job is cancelled or has used its time.
+    `kill_wait`: seconds between SIGTERM and SIGKILL when a job is cancelled or has used its time.
     """
 
     description = "the embedded cluster of this machine"

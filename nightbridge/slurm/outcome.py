@@ -280,10 +280,6 @@ def classify(job: Job, evidence: RunEvidence) -> Job:
     """Set the outcome of an ended job, and the reason in a few words.
 
     Success needs Slurm's state (or the exit file, where Slurm was silent) and the run's own evidence to agree.
-
-    Args:
-        job: As the watcher returned it.
-        evidence: Read from the run's output.
     """
     cancellation = read_cancellation(job.attempt_dir)
     case = _Case(

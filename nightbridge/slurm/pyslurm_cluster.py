@@ -283,11 +283,7 @@ _MEANINGLESS = frozenset({"parsable", "quiet", "verbose", "requeue"})
 def job_attributes(name: str, script: str, options: Sequence[str], folder: str) -> dict[str, Any]:
     """What a `JobSubmitDescription` is made of.
 
-    Args:
-        name: The job's name.
-        script: The batch script's text. `options` win over its #SBATCH lines.
-        options: Further sbatch options.
-        folder: Where the job runs without `--chdir`, absolute.
+    `options` win over the #SBATCH lines of the script's text. Without `--chdir` the job runs in `folder`, absolute.
 
     Raises:
         Inexpressible: pyslurm cannot express an option, or sbatch has to refuse it.

@@ -116,11 +116,7 @@ def _write_program(path: Path, text: str) -> None:
 def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options: Sequence[str]) -> Submission:
     """Return the attempt's job, submitting it if there is none.
 
-    Args:
-        context: The attempt.
-        cluster: Where it is submitted.
-        script: The launcher's batch script.
-        options: The launcher's sbatch options, without those that the shim decides.
+    `script` and `options` are the launcher's, without the options that the shim decides.
 
     Raises:
         TransientError: It is not certain that there is no job, or the cluster takes none now.
@@ -152,10 +148,7 @@ def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options
 def find_submission(context: AttemptContext, cluster: Cluster, script: Path | None = None) -> Submission | None:
     """The attempt's job: as recorded, else found in the cluster by the attempt's name and recorded now.
 
-    Args:
-        context: The attempt.
-        cluster: Where it was submitted.
-        script: The launcher's script, for a job that left no intent (its workspace was recreated).
+    `script` is the launcher's, for a job that left no intent (its workspace was recreated).
 
     Returns:
         None only when there certainly is no job: every source answered, and no intent is younger than the horizon.

@@ -129,10 +129,6 @@ def wrap_script(text: str, attempt_dir: Path) -> str:
     and adds one to SLURM_RESTART_COUNT, so it takes the claim over and runs again. A second start of the same count,
     which a slurmctld makes that was killed before it had saved the first one, ends at once.
 
-    Args:
-        text: The script as the launcher wrote it.
-        attempt_dir: The attempt's folder, absolute.
-
     Raises:
         LaunchRefused: The script has no shebang, or one that is not a shell's.
     """

@@ -302,12 +302,8 @@ def statuses_of(
 ) -> dict[int, JobStatus]:
     """The status of each of these jobs that is known, by its id, from the sources that answered.
 
-    Args:
-        cluster: Its name, for the message.
-        job_ids: The jobs.
-        live: What slurmctld knows.
-        past: What accounting knows.
-        finished: Adds to a row what only slurmctld can still tell, as long as it answers.
+    `live` is what slurmctld knows, `past` what accounting does; `finished` adds to a row what only slurmctld can still
+    tell, as long as it answers.
 
     Raises:
         StatusUnknown: Neither answered.

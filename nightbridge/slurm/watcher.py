@@ -111,12 +111,7 @@ class _Watched:
 
 
 class Watcher:
-    """Follows any number of jobs of one cluster; one per process. `follow` may be called from many threads.
-
-    Args:
-        cluster: The cluster of all its jobs.
-        graces: How long it waits.
-    """
+    """Follows any number of jobs of one cluster; one per process. `follow` may be called from many threads."""
 
     def __init__(self, cluster: Cluster, graces: Graces = DEFAULT_GRACES) -> None:
         self._cluster = cluster
