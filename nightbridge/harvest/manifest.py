@@ -28,8 +28,6 @@ SUMMARY = "summary.json"
 METRICS = "metrics.parquet"
 TRAINING_REPORT = "training_report.json"
 
-_HASH = re.compile(r"-[0-9a-f]{10}$")
-
 
 class LeftOut(Model):
     """A file or a whole checkpoint of the run's output that the store does not hold, and the reason."""
@@ -151,7 +149,7 @@ def committed_attempts(store: ObjectStore, run_key: str) -> tuple[str, ...]:
     hold dashes: every split of the key is tried.
     """
     found: dict[int, str] = {}
-    words = _HASH.sub("", run_key).split("-")
+    words = re.sub(r"-[0-9a-f]{10}$", "", run_key).split("-")
     for cut in range(1, len(words)):
         folder = f"runs/{'-'.join(words[:cut])}/{'-'.join(words[cut:])}/{run_key}"
         manifest = re.compile(rf"{re.escape(folder)}/a(\d+)/{re.escape(MANIFEST)}")

@@ -51,9 +51,6 @@ from nightbridge.outputs.measurements import MeasuredRun, RunToMeasure, measure_
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import Progress
 
-LEASE = "harvest.lease"
-"""The lease of whoever harvests an attempt, in its folder."""
-
 SCRATCH = ".harvest-"
 """How the name of a harvest's own folder begins, in the attempt's."""
 
@@ -97,11 +94,8 @@ def run_harvest(
 ) -> RunRecord:
     """Measure a run and store it; of one that is committed already, only what the store has is read.
 
-    Args:
-        request: What to harvest.
-        store: The opened store of the request.
-        secrets: Values that must not leave this machine.
-        on_progress: Called in this thread, at intervals and at the end.
+    `store` is the opened one of the request, `secrets` must not leave this machine, and `on_progress` is called in this
+    thread, at intervals and at the end.
 
     Raises:
         TransientError: The store did not answer, or another harvest of the run is in progress and takes long; calling
@@ -128,7 +122,7 @@ def store_run(
     """Store a run's output and return its record; `metrics` is `metrics.parquet`, all else is as for `run_harvest`."""
     attempt_dir, values = request.plan.attempt_dir, tuple(secrets)
     # Two at once would write over each other's objects, and what one then commits would be partly the other's.
-    with lease(attempt_dir / LEASE) as held, _scratch(attempt_dir) as scratch:
+    with lease(attempt_dir / "harvest.lease") as held, _scratch(attempt_dir) as scratch:
         committed = _committed_run(request, store)
         if committed is not None:
             return committed
@@ -143,7 +137,10 @@ def store_run(
         left_out += tuple(LeftOut(path=unit.path, reason="its name contains a secret") for unit in named)
         units = tuple(unit for unit in units if unit not in named)
         uploaded = upload(store, request.prefix, units, values, masked_copies, on_progress)
-        left_out = tuple(_masked(each, values) for each in (*left_out, *uploaded.left_out))
+        left_out = tuple(
+            LeftOut(path=mask_text(each.path, values), reason=mask_text(each.reason, values))
+            for each in (*left_out, *uploaded.left_out)
+        )
         for each in left_out:
             _log.warning("not stored: %s", each)
 
@@ -248,10 +245,6 @@ def _names_secret(unit: Unit, secrets: Sequence[str]) -> bool:
     finder = SecretFinder(secrets)
     finder.feed(names, len(names))
     return finder.found
-
-
-def _masked(left_out: LeftOut, secrets: Sequence[str]) -> LeftOut:
-    return LeftOut(path=mask_text(left_out.path, secrets), reason=mask_text(left_out.reason, secrets))
 
 
 def _measurement_units(scratch: Path, measured: MeasuredRun, metrics: bytes) -> tuple[Unit, ...]:

@@ -121,12 +121,9 @@ def fetch_run(
     Files that are there already with the right bytes are kept, so an interrupted fetch resumes. Nothing is flushed to
     disk: after a power failure fetch again.
 
-    Args:
-        store: The store.
-        prefix: The run's folder in it.
-        destination: A folder; made when it is not there.
-        on_progress: Called in this thread, at intervals and at the end.
-        only: Restore just one product, straight into the folder: of checkpoints, one that a training can load from.
+    `destination` is a folder, made when it is not there. `on_progress` is called in this thread, at intervals and at
+    the end. With `only` just one product is restored, straight into the folder: of checkpoints, one that a training can
+    load from.
 
     Raises:
         PermanentError: The run was never committed, has no such product, or `destination` cannot be written.

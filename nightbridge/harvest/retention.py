@@ -26,8 +26,6 @@ NEVER_YOUNGER_THAN = timedelta(days=1)
 LEFTOVER_AGE = timedelta(days=7)
 """Time without a write after which objects without a manifest belong to a harvest or a removal that died."""
 
-GIGABYTE = 1e9
-
 _RUN = re.compile(r"runs/([^/]+)/([^/]+)/([^/]+)/")
 _ATTEMPT_MANIFEST = re.compile(rf"a\d+/{re.escape(MANIFEST)}")
 
@@ -83,13 +81,7 @@ def choose_runs(
 
     What a run that stays was compared with stays as well, and so does what the next night will be compared with: the
     newest good runs of every series, and the run that a test names as its reference. That ends there: what such a run
-    was itself compared with may go.
-
-    Args:
-        runs: Every committed run, with its verdict.
-        policy: How much is kept.
-        decisions: The text of all accepted decisions.
-        now: The present time.
+    was itself compared with may go. `decisions` is the text of all accepted ones.
     """
     reasons: dict[str, str] = {}
     by_test: dict[str, list[StoredRun]] = defaultdict(list)
@@ -150,7 +142,7 @@ def _beyond_limits(runs: Sequence[StoredRun], policy: RetentionPolicy, now: date
     reasons, kept_bytes = {}, 0
     for run in sorted(runs, key=lambda run: (newer_nights[run.night], -run.written_at.timestamp())):
         age = (now - run.written_at) / timedelta(days=1)
-        gigabytes = (kept_bytes + run.size) / GIGABYTE
+        gigabytes = (kept_bytes + run.size) / 1e9
         limits = (
             (policy.days, age, f"stored {age:.0f} days ago"),
             (policy.nights, newer_nights[run.night] + 1, f"{policy.nights} newer nights are kept"),

@@ -89,13 +89,9 @@ def upload(
 ) -> Uploaded:
     """Store every unit under `prefix`; what is there already with the same bytes is not sent again.
 
-    Args:
-        store: Where to.
-        prefix: The run's folder in the store.
-        units: What to store; paths are unique.
-        secrets: Values masked in text files and looked for in others.
-        scratch: An empty folder with room for masked copies of the text files in progress.
-        on_progress: Called in this thread, at intervals and at the end.
+    The units' paths are unique. `secrets` are masked in text files and looked for in others; `scratch` is an empty
+    folder with room for masked copies of the text files in progress. `on_progress` is called in this thread, at
+    intervals and at the end.
 
     Raises:
         TransientError: The store did not answer; the same call resumes where this one stopped.
@@ -241,18 +237,15 @@ class _Sender:
             masked.unlink()
 
     def _send(self, number: int, file: LocalFile, stamp: Stamp, source: FileSource) -> StoredFile:
-        # Of large files, which are read from one disk, fewer are in progress than of small ones.
-        with self._turns if part_size(stamp.size) else contextlib.nullcontext():
-            return self._stored(number, file, stamp, source)
-
-    def _stored(self, number: int, file: LocalFile, stamp: Stamp, source: FileSource) -> StoredFile:
         source.on_read = functools.partial(self._meter.moved, number)
         key = f"{self._prefix}/{file.path}"
-        found = self._store.holds(key, source) if key in self._there else None
-        if found is None:
-            if key in self._there:
-                self.discard(file)
-            found = self._store.put_file(key, source)
+        # Of large files, which are read from one disk, fewer are in progress than of small ones.
+        with self._turns if part_size(stamp.size) else contextlib.nullcontext():
+            found = self._store.holds(key, source) if self.had(file) else None
+            if found is None:
+                if self.had(file):
+                    self.discard(file)
+                found = self._store.put_file(key, source)
         assert found.sha256 is not None
         return StoredFile(
             path=file.path,
