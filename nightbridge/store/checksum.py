@@ -40,8 +40,7 @@ def sha256_hex(data: bytes) -> str:
 class FileDigest:
     """Takes a file front to back in pieces of any size.
 
-    Args:
-        part_size: Bytes of each part but the last; 0: the plain SHA-256 of the whole file.
+    `part_size` is the bytes of each part but the last; 0: the plain SHA-256 of the whole file.
     """
 
     def __init__(self, part_size: int = 0) -> None:

@@ -96,12 +96,8 @@ class ObjectStore(Protocol):
     def read(self, key: str, start: int, length: int) -> Iterator[memoryview]:
         """The bytes of a range of an object, in order and in chunks; fewer where the object ends before.
 
-        A chunk is valid until the next. Nothing is checked: the reader has the checksums of the parts.
-
-        Args:
-            key: The object.
-            start: Of the first byte.
-            length: Bytes, at least 1.
+        A chunk is valid until the next. Nothing is checked: the reader has the checksums of the parts. `length` is at
+        least 1.
 
         Raises:
             PermanentError: There is no such object.
@@ -190,12 +186,7 @@ def _invalid_because(key: str) -> str:
 def read_stored(store: ObjectStore, key: str, kind: type[_M], *, what: str, advice: str) -> _M | None:
     """Read a model that was written as JSON; None where there is no such object.
 
-    Args:
-        store: The store.
-        key: The object.
-        kind: The model.
-        what: What happened where the object holds something else, such as `not a manifest`.
-        advice: How the user can fix that.
+    `what` happened where the object holds something else, such as `not a manifest`; `advice` is how to fix that.
 
     Raises:
         DamagedData: The object does not hold such a model.

@@ -35,6 +35,8 @@ CREDENTIALS_AGE = timedelta(minutes=5)
 STORAGE_CLASS = "Storage-Class"
 """The attribute that is no user metadata."""
 
+_Mode = Literal["create", "overwrite"]
+
 _RETRIES: "RetryConfig" = {
     "max_retries": 4,
     "retry_timeout": timedelta(minutes=2),
@@ -56,11 +58,7 @@ _retried = tenacity.retry(
 class BulkTransfers:
     """Requests for one bucket. Safe for many threads: obstore lets go of the interpreter while it waits.
 
-    Args:
-        settings: The store's.
-        bucket: The bucket.
-        connection: How boto3 reaches it.
-        options: What boto3's requests that make an object have, such as their encryption.
+    `options` are what boto3's requests that make an object have, such as their encryption.
     """
 
     def __init__(self, settings: StoreSettings, bucket: str, connection: Connection, options: dict[str, str]) -> None:
@@ -94,9 +92,7 @@ class BulkTransfers:
         # obstore writes a space as the plus sign of a form, which Ceph takes for what it is.
         self.tags = settings.tags if " " not in "".join(itertools.chain(*settings.tags.items())) else {}
 
-    def put(
-        self, key: str, body: bytes | bytearray, attributes: dict[str, str], mode: Literal["create", "overwrite"]
-    ) -> str | None:
+    def put(self, key: str, body: bytes | bytearray, attributes: dict[str, str], mode: _Mode) -> str | None:
         """Send an object with one request whose signature covers the bytes; returns its ETag.
 
         Returns None where there is one already and the mode is `create`: another writer's, or this one's whose answer
@@ -105,32 +101,22 @@ class BulkTransfers:
         try:
             return self._put(key, body, attributes, mode)
         except TransientError:
-            return self._put_again(key, body, attributes, mode)
+            # tenacity takes 0.1 ms for each call, a small object 0.5 ms: only what failed once goes through it.
+            return _retried(self._put)(key, body, attributes, mode)
 
-    def _put(
-        self, key: str, body: bytes | bytearray, attributes: dict[str, str], mode: Literal["create", "overwrite"]
-    ) -> str | None:
+    def _put(self, key: str, body: bytes | bytearray, attributes: dict[str, str], mode: _Mode) -> str | None:
         if self._by_boto3:
-            return self._put_by_boto3(key, body, dict(attributes), mode)
+            return self._put_by_boto3(key, body, attributes, mode)
         try:
             made = obstore.put(
-                self._bucket,
-                key,
-                body,
-                attributes=attributes,
-                tags=self.tags or None,
-                mode=mode,
-                use_multipart=False,
+                self._bucket, key, body, attributes=attributes, tags=self.tags or None, mode=mode, use_multipart=False
             )
         except (obstore.exceptions.AlreadyExistsError, obstore.exceptions.PreconditionError):
             return None
         except (obstore.exceptions.BaseError, OSError) as error:
             self._give_up(error, key)
-            return self._put_by_boto3(key, body, dict(attributes), mode)
+            return self._put_by_boto3(key, body, attributes, mode)
         return (made["e_tag"] or "").strip('"')
-
-    # tenacity takes 0.1 ms for each call, a small object 0.5 ms: only what failed once goes through it.
-    _put_again = _retried(_put)
 
     def read(self, key: str, start: int, length: int) -> Iterator[memoryview]:
         """The bytes of a range in order, `CHUNK` or a little more at once; fewer where the object ends before."""
@@ -157,13 +143,14 @@ class BulkTransfers:
             raise translate_text(str(error), self._url(key)) from error
         self._by_boto3 = True
 
-    def _put_by_boto3(self, key: str, body: bytes | bytearray, attributes: dict[str, str], mode: str) -> str | None:
+    def _put_by_boto3(self, key: str, body: bytes | bytearray, attributes: dict[str, str], mode: _Mode) -> str | None:
         more: dict[str, Any] = {**self._options, **({"IfNoneMatch": "*"} if mode == "create" else {})}
-        if STORAGE_CLASS in attributes:
-            more["StorageClass"] = attributes.pop(STORAGE_CLASS)
+        metadata = dict(attributes)
+        if STORAGE_CLASS in metadata:
+            more["StorageClass"] = metadata.pop(STORAGE_CLASS)
         with s3_errors(self._url(key)):
             try:
-                made = self._client.put_object(Bucket=self._name, Key=key, Body=body, Metadata=attributes, **more)
+                made = self._client.put_object(Bucket=self._name, Key=key, Body=body, Metadata=metadata, **more)
             except aws.ClientError as error:
                 if http_status(error) == 412:
                     return None

@@ -291,11 +291,10 @@ class Buffers:
 
 
 def has_bytes_of(answer: Answer, source: FileSource) -> bool:
-    """Read a source to its end and compare it with an object: with its SHA-256, or its ETag where none is recorded.
+    """Read an opened source to its end and compare it with an object: its SHA-256, or its ETag where none is recorded.
 
-    Args:
-        answer: What the server answered to HEAD with `ChecksumMode`.
-        source: An opened source; its checksum is computed as the object's was, or as an upload does.
+    `answer` is the server's to HEAD with `ChecksumMode`. The checksum is computed as the object's was, or as an upload
+    does.
     """
     if answer["ContentLength"] != source.size:
         return False
@@ -313,11 +312,7 @@ def has_bytes_of(answer: Answer, source: FileSource) -> bool:
 
 
 def recorded_checksum(answer: Answer) -> tuple[str | None, int]:
-    """The SHA-256 that is recorded with an object (lower-case hex), and the bytes of the parts that it covers.
-
-    Args:
-        answer: What the server answered to HEAD with `ChecksumMode`.
-    """
+    """The SHA-256 that the answer to HEAD with `ChecksumMode` records (lower-case hex), and the bytes of its parts."""
     if SHA256_METADATA in answer["Metadata"]:
         return answer["Metadata"][SHA256_METADATA], 0
     digest, _, parts = str(answer.get("ChecksumSHA256", "")).partition("-")
