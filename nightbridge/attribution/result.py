@@ -21,13 +21,12 @@ from nightbridge.attribution.plan import (
 )
 from nightbridge.bisect.lineage import BUMPS, RANGES, Searched, Step, short_name
 from nightbridge.bisect.plan import BisectPlan, BisectRequest
-from nightbridge.bisect.result import NOTHING_SAID, TRIES, AskedRun, BisectResult, said_by
+from nightbridge.bisect.result import NOTHING_SAID, TRIES, AskedRun, BisectResult, question_of, said_by
 from nightbridge.bisect.search import Failure
 from nightbridge.errors import InvalidInput
 from nightbridge.harvest.manifest import load_record
-from nightbridge.history.metrics import format_change, format_count, format_percent, format_value
+from nightbridge.history.metrics import format_count, format_percent, format_value
 from nightbridge.models import RunRecord, StoredModel, Verdict
-from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.nights.records import read_verdict
 from nightbridge.store.protocol import ObjectStore, read_stored
 
@@ -362,13 +361,6 @@ def result_lines(result: AttributionResult) -> tuple[str, ...]:
         ends = f"{short_name(one.plan.good)}..{short_name(one.plan.bad)}"
         lines.append(f"  then {format_count(len(one.points), 'run')} inside {ends}: {one.answer.kind}")
     return (*lines, *(f"  {note}" for note in result.notes), *(f"  not exchanged: {rest}" for rest in plan.rest))
-
-
-def question_of(plan: AttributionPlan) -> str:
-    """What is asked: `step time +7.1 %`."""
-    if isinstance(plan.levels, Failure):
-        return plan.levels.question
-    return f"{METRIC_BY_NAME[plan.metric].label} {format_change(plan.levels.bad / plan.levels.good - 1)}"
 
 
 def design_words(plan: AttributionPlan, design: Design) -> str:

@@ -169,7 +169,7 @@ def result_lines(result: BisectResult) -> tuple[str, ...]:
     plan = result.plan
     searched = ", ".join(map(str, plan.ranges))
     lines = [
-        f"bisect {plan.bisect_id}: {_question(plan)} of {plan.test_id} since {plan.since}, "
+        f"bisect {plan.bisect_id}: {question_of(plan)} of {plan.test_id} since {plan.since}, "
         f"{format_count(len(plan.all_commits), _noun(plan))}{_of_submodules(plan)}, {searched}",
         *_answer_lines(result),
         *_disagreements(result),
@@ -193,11 +193,12 @@ def _noun(plan: BisectPlan) -> str:
     return "image" if plan.repository == "image" else "commit"
 
 
-def _question(plan: BisectPlan) -> str:
-    if isinstance(plan.levels, Failure):
-        return plan.levels.question
-    change = (plan.levels.bad - plan.levels.good) / abs(plan.levels.good)
-    return f"{metric_named(plan.metric).label} {format_change(change)}"
+def question_of(asked: Asked) -> str:
+    """What is asked: `step time +7.1 %`."""
+    if isinstance(asked.levels, Failure):
+        return asked.levels.question
+    change = (asked.levels.bad - asked.levels.good) / abs(asked.levels.good)
+    return f"{metric_named(asked.metric).label} {format_change(change)}"
 
 
 def _shown(plan: BisectPlan, place: int, result: BisectResult) -> str:

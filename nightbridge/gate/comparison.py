@@ -288,12 +288,16 @@ def _with_ongoing(result: MetricResult, series: MetricSeries, band: Band) -> Met
     comparison = result.comparison.model_copy(
         update={"status": "regressed", "baseline": ongoing.before, "change": ongoing.change}
     )
-    reason = (
-        f"{metric.label} regressed by {format_change(ongoing.change)} {since}: "
-        f"{format_value(ongoing.after, metric.unit)} against {format_value(ongoing.before, metric.unit)} before "
-        f"(p = {ongoing.began.p_value:.0e})"
-    )
+    reason = _level_reason(metric, ongoing, "regressed", since)
     return MetricResult(comparison, reason, proven=f"p = {ongoing.began.p_value:.0e}")
+
+
+def _level_reason(metric: Metric, level: NewLevel, became: str, since: str) -> str:
+    after, before = (format_value(value, metric.unit) for value in (level.after, level.before))
+    return (
+        f"{metric.label} {became} by {format_change(level.change)} {since}: {after} against {before} before "
+        f"(p = {level.began.p_value:.0e})"
+    )
 
 
 def _with_improvement(result: MetricResult, series: MetricSeries, better: NewLevel | None) -> MetricResult:
@@ -304,11 +308,7 @@ def _with_improvement(result: MetricResult, series: MetricSeries, better: NewLev
     if any(night.own.verdict is VerdictStatus.IMPROVED for night in nights[better.began.earliest : -1]):
         return result
     update = {"status": "improved", "baseline": better.before, "change": better.change}
-    reason = (
-        f"{metric.label} improved by {format_change(better.change)} since {nights[better.began.index].own.night}: "
-        f"{format_value(better.after, metric.unit)} against {format_value(better.before, metric.unit)} before "
-        f"(p = {better.began.p_value:.0e})"
-    )
+    reason = _level_reason(metric, better, "improved", f"since {nights[better.began.index].own.night}")
     return result._replace(comparison=result.comparison.model_copy(update=update), reason=reason)
 
 

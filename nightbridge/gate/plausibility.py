@@ -19,20 +19,21 @@ class Quantity(NamedTuple):
     """Something that is planned and then runs: where a test plans it, and how far its sources may be apart (a share).
 
     `argument` is its key in `[cmd_args]`, `override` Megatron-Bridge's. Where a test has both, which of them wins
-    depends on the launcher, so that neither is the plan.
+    depends on the launcher, so that neither is the plan. `of_data`: another name of `Summary.ran` for the same.
     """
 
     name: str
     argument: str = ""
     override: str = ""
     tolerance: float = 0.0
+    of_data: str = ""
 
 
 QUANTITIES = (
     Quantity("world size"),
     Quantity("global batch size", "gb", "train.global_batch_size"),
     Quantity("micro batch size", "mb", "train.micro_batch_size"),
-    Quantity("sequence length", "seq_length", "model.seq_length"),
+    Quantity("sequence length", "seq_length", "model.seq_length", of_data="sequence length of the data"),
     Quantity("tensor parallel size", "tp", "model.tensor_model_parallel_size"),
     Quantity("pipeline parallel size", "pp", "model.pipeline_model_parallel_size"),
     Quantity("context parallel size", "cp", "model.context_parallel_size"),
@@ -43,9 +44,6 @@ QUANTITIES = (
     Quantity("largest learning rate", "lr", "optimizer.lr", tolerance=0.1),
     Quantity("last learning rate", tolerance=1.0),
 )
-
-SAME = {"sequence length of the data": "sequence length"}
-"""Names of `Summary.ran` that are another source of a quantity."""
 
 NOT_AFTER_RESUME = frozenset({"consumed samples", "largest learning rate", "last learning rate"})
 
@@ -88,9 +86,8 @@ def what_ran(record: RunRecord) -> dict[str, dict[str, Scalar]]:
     for quantity in QUANTITIES:
         values = {"planned": value} if (value := _planned(quantity, test)) is not None else {}
         values |= summary.ran.get(quantity.name, {})
-        for other, name in SAME.items():
-            if name == quantity.name and other in summary.ran:
-                values["the data"] = next(iter(summary.ran[other].values()))
+        if quantity.of_data in summary.ran:
+            values["the data"] = next(iter(summary.ran[quantity.of_data].values()))
         found[quantity.name] = values
     if gpu := record.facts.get("GPU"):
         found["GPU"] = {**({"planned": planned} if (planned := _gpu_type(test)) else {}), "nvidia-smi": gpu}

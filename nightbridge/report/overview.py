@@ -6,7 +6,6 @@ It reads records and verdicts alone: no numpy, and for the lines no template eit
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 from urllib.parse import quote
 
 from pydantic import Field
@@ -16,7 +15,7 @@ from nightbridge.history.metrics import format_count, format_value
 from nightbridge.models import Model, Verdict, VerdictStatus
 from nightbridge.nights.records import NightVerdict, last_ends, newest_first, read_verdict
 from nightbridge.report.charts import NightPoint, PointKind, sparkline
-from nightbridge.report.tables import STATUS_WORDS, StatusWords, cause_of, short_reason
+from nightbridge.report.tables import STATUS_WORDS, cause_of, short_reason
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import in_parallel
 
@@ -101,28 +100,6 @@ def _overview(verdict: Verdict, nights: dict[str, VerdictStatus], decision: str)
     )
 
 
-class Square(NamedTuple):
-    """A night of a test that is no good one: where it is in the strip, its words, and its page."""
-
-    x: int
-    night: str
-    words: StatusWords
-    link: str
-
-
-class Strip(NamedTuple):
-    """A test's row. `path`: its good nights as an SVG path; `squares`: the others."""
-
-    test_id: str
-    words: StatusWords
-    link: str
-    path: str
-    squares: tuple[Square, ...]
-    summary: str
-    trend: str
-    step_time: str
-
-
 def index_html(store: ObjectStore, disk: Sequence[str] = (), limit: int = INDEX_NIGHTS) -> str:
     """The page of all tests by the last nights, those that need somebody first, with trends, decisions and GPU-hours.
 
@@ -186,7 +163,8 @@ def _call(title: str) -> str:
     return "" if title in quiet else title.replace("_", " ")
 
 
-def _strip(test_id: str, known: Mapping[str, tuple[NightVerdict, str]], nights: Sequence[str]) -> Strip:
+def _strip(test_id: str, known: Mapping[str, tuple[NightVerdict, str]], nights: Sequence[str]) -> dict[str, object]:
+    """A test's row. `path`: its good nights as an SVG path; `squares`: the others, `x` pixels from the left."""
     squares, good = [], []
     points: list[NightPoint] = []
     for x, night in enumerate(nights):
@@ -196,23 +174,23 @@ def _strip(test_id: str, known: Mapping[str, tuple[NightVerdict, str]], nights: 
         words = STATUS_WORDS[verdict.status]
         points.append(NightPoint(night, verdict.step_time, None, None, _POINT_KINDS[words.tone]))
         if words.task:
-            squares.append(Square(x * SQUARE, night, words, link))
+            squares.append({"x": x * SQUARE, "night": night, "words": words, "link": link})
         else:
             good.append(x)
     counts = Counter(STATUS_WORDS[verdict.status].label for verdict, _link in known.values())
     newest, link = list(known.values())[-1]
-    return Strip(
-        test_id=test_id,
-        words=STATUS_WORDS[newest.status],
-        link=link,
-        path="".join(
+    return {
+        "test_id": test_id,
+        "words": STATUS_WORDS[newest.status],
+        "link": link,
+        "path": "".join(
             f"M{SQUARE * first} 0h{SQUARE * count - 1}v12h{1 - SQUARE * count}z" for first, count in _runs(good)
         ),
-        squares=tuple(squares),
-        summary=", ".join(f"{count} {label}" for label, count in counts.most_common()),
-        trend=sparkline(points) if sum(point.value is not None for point in points) > 1 else "",
-        step_time=format_value(newest.step_time, "s"),
-    )
+        "squares": squares,
+        "summary": ", ".join(f"{count} {label}" for label, count in counts.most_common()),
+        "trend": sparkline(points) if sum(point.value is not None for point in points) > 1 else "",
+        "step_time": format_value(newest.step_time, "s"),
+    }
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:

@@ -1,6 +1,6 @@
 """The night's HTML page: verdicts and history turned into the words, rows and drawings that its template lays out."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,7 +33,6 @@ from nightbridge.report.tables import (
     STATUS_WORDS,
     Cell,
     StatusWords,
-    Tone,
     cause_of,
     cells_of,
     further_runs_of,
@@ -115,30 +114,6 @@ class Section(NamedTuple):
     command: str
 
 
-class Case(NamedTuple):
-    """Tests that need somebody, for one cause."""
-
-    words: StatusWords
-    sections: tuple[Section, ...]
-    cause: str
-    commands: tuple[str, ...]
-
-
-class Page(NamedTuple):
-    """The whole report, the gravest test first. `neighbours`: nights of its scenario before and after it, or empty."""
-
-    scenario: str
-    night: str
-    headline: str
-    subline: str
-    tone: Tone
-    columns: tuple[tuple[str, str], ...]
-    cases: tuple[Case, ...]
-    sections: tuple[Section, ...]
-    has_golden: bool
-    neighbours: tuple[str, str]
-
-
 def render_page(template: str, **values: object) -> str:
     """Fill a template of this package's folder `templates`; a value that it lacks is an error, text is escaped."""
     return _environment().get_template(template).render(**values)
@@ -146,43 +121,44 @@ def render_page(template: str, **values: object) -> str:
 
 def build_page(
     night: str, scenario: str, runs: Sequence[ReportedRun], neighbours: tuple[str, str], site_options: str = ""
-) -> Page:
-    """Everything that the template needs. Charts are drawn for the `MAX_CHARTED` gravest tests."""
+) -> dict[str, object]:
+    """Everything that the template needs, the gravest test first. Charts are drawn for `MAX_CHARTED` of them.
+
+    `neighbours`: nights of its scenario before and after it, or empty.
+    """
     by_key = {run.verdict.run_key: run for run in runs}
     verdicts = gravest_first(run.verdict for run in runs)
-    sections = tuple(
+    sections = [
         (_charted if number < MAX_CHARTED else _section)(by_key[verdict.run_key])
         for number, verdict in enumerate(verdicts)
-    )
+    ]
     calls = [verdict for verdict in verdicts if STATUS_WORDS[verdict.status].task]
     headline, subline = headline_of(verdicts)
-    return Page(
-        scenario=scenario,
-        night=night,
-        headline=headline,
-        subline=subline,
-        tone=STATUS_WORDS[calls[0].status].tone if calls else "good",
-        columns=tuple((metric.label, metric.unit) for metric in COLUMNS),
-        cases=_cases(sections[: len(calls)], site_options),
-        sections=sections,
-        has_golden=any(cell.golden for section in sections for cell in section.cells),
-        neighbours=neighbours,
-    )
+    return {
+        "scenario": scenario,
+        "night": night,
+        "headline": headline,
+        "subline": subline,
+        "tone": STATUS_WORDS[calls[0].status].tone if calls else "good",
+        "columns": [(metric.label, metric.unit) for metric in COLUMNS],
+        "cases": _cases(sections[: len(calls)], site_options),
+        "sections": sections,
+        "has_golden": any(cell.golden for section in sections for cell in section.cells),
+        "neighbours": neighbours,
+    }
 
 
-def _cases(sections: Sequence[Section], site_options: str) -> tuple[Case, ...]:
+def _cases(sections: Sequence[Section], site_options: str) -> list[dict[str, object]]:
     """The tests that need somebody: those with one verdict and one known cause together."""
     together: dict[tuple[str, str], list[Section]] = {}
     for section in sections:
         together.setdefault((section.words.label, section.cause or section.run.verdict.run_key), []).append(section)
-    return tuple(
-        Case(some[0].words, tuple(some), some[0].cause, _commands(some, site_options)) for some in together.values()
-    )
-
-
-def _commands(sections: Iterable[Section], site_options: str) -> tuple[str, ...]:
-    distinct = dict.fromkeys(section.command + site_options for section in sections if section.command)
-    return tuple(distinct)[:MAX_COMMANDS]
+    found: list[dict[str, object]] = []
+    for some in together.values():
+        commands = dict.fromkeys(section.command + site_options for section in some if section.command)
+        case = {"words": some[0].words, "sections": some, "cause": some[0].cause}
+        found.append({**case, "commands": tuple(commands)[:MAX_COMMANDS]})
+    return found
 
 
 def last_good_run(verdict: Verdict, rows: Sequence[HistoryRow]) -> HistoryRow | None:

@@ -173,7 +173,8 @@ def _attribution_section(result: "AttributionResult") -> dict[str, object]:
     `rows`: of each factor its axis, name, change and probability. `runs`: number, value and design of each.
     """
     from nightbridge.attribution.axes import AXIS_WORDS
-    from nightbridge.attribution.result import design_words, question_of, sentence, shown_part
+    from nightbridge.attribution.result import design_words, sentence, shown_part
+    from nightbridge.bisect.result import question_of
 
     plan, cause = result.plan, result.cause
     likeliest = sorted(range(len(plan.factors)), key=lambda number: -cause.marginals[number])
