@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from nightbridge.config.documents import Findings, KeyPath, unknown_key
+from nightbridge.config.documents import Findings, unknown_key
 from nightbridge.models import GatePolicy, MetricName, Model, RewardKind, SweepAxis, SweepPolicy
 
 GRID_SEARCH = "grid_search"
@@ -59,15 +59,14 @@ class AgentFields(Model):
     )
 
 
-def sbatch_options(written: str | Sequence[str], path: KeyPath, findings: Findings) -> tuple[str, ...]:
-    """`--name value`, `--name=value` and `--name` as options of sbatch.
+def sbatch_options(written: str | Sequence[str], findings: Findings) -> tuple[str, ...]:
+    """The `--name value`, `--name=value` and `--name` of `extra_srun_args` as options of sbatch.
 
     CloudAI passes options of srun to the batch job, too, and drops short ones silently; here they are refused.
     """
+    path = ("extra_srun_args",)
     try:
-        words = (
-            shlex.split(written) if isinstance(written, str) else [part for text in written for part in text.split()]
-        )
+        words = shlex.split(written) if isinstance(written, str) else " ".join(written).split()
     except ValueError:
         findings.problem(path, "has an unclosed quote")
         return ()

@@ -66,10 +66,7 @@ def define_test(
         if not hetero:
             _check_bridge(table, findings)
         shows_secrets = _check_addresses(table, findings)
-        sbatch_args = (
-            *_node_options(table, findings),
-            *sbatch_options(table.extra_srun_args, ("extra_srun_args",), findings),
-        )
+        sbatch_args = (*_node_options(table, findings), *sbatch_options(table.extra_srun_args, findings))
         if table.gate.reference == test_id:
             findings.problem(("gate", "reference"), "names this test itself; name another one, or a stored run")
         variables, secrets = _split_secrets(table, arguments, findings)

@@ -93,12 +93,9 @@ def check_table(source: Layered, findings: Findings) -> TestTable | None:
     Returns:
         The table without what cannot be read; None where that leaves no test.
     """
-    table = {}
-    for key, value in source.table.items():
-        if key in IGNORED:
-            findings.warn((key,), IGNORED[key])
-        else:
-            table[key] = _without_installed_path(value, findings) if key == "git_repos" else value
+    table = findings.taken(source.table, IGNORED)
+    if "git_repos" in table:
+        table["git_repos"] = _without_installed_path(table["git_repos"], findings)
     return validated(TestTable, table, findings, also_known=IGNORED) or _readable(table)
 
 

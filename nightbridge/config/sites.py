@@ -59,8 +59,8 @@ class CloudaiSystem(Model):
     monitor_interval: float | None = None
 
 
-def load_site(path: Path, base: Site | None = None) -> tuple[Site, tuple[str, ...]]:
-    """Read a CloudAI system file or a site file and lay it over `base`.
+def load_site(path: Path) -> tuple[Site, tuple[str, ...]]:
+    """Read a CloudAI system file or a site file.
 
     A site file has the fields of `Site`: `workspace`, `[cluster]`, `[store]` and so on. Secrets, such as the store's
     keys, are written as `env:NAME` or `block:NAME`.
@@ -73,10 +73,8 @@ def load_site(path: Path, base: Site | None = None) -> tuple[Site, tuple[str, ..
     """
     document = read_document(Path(path))
     findings = Findings(Layered([Layer(document.table, document)]))
-    is_cloudai = bool(_CLOUDAI_ONLY & document.table.keys())
-    read = _cloudai_changes if is_cloudai else _site_changes
-    below = (base or Site()).model_dump()
-    site = validated(Site, merge(below, read(document, findings)), findings)
+    read = _cloudai_site if _CLOUDAI_ONLY & document.table.keys() else _own_site
+    site = validated(Site, read(document, findings), findings)
     if site is None or findings.problems:
         raise InvalidInput("the system file is not valid", thing=str(path), violations=[*map(str, findings.problems)])
     return site, tuple(map(str, findings.warnings))
@@ -145,14 +143,10 @@ def _is_file_name(name: str) -> bool:
     return name.endswith(".toml")
 
 
-def _cloudai_changes(document: Document, findings: Findings) -> dict[str, Any]:
-    kept = {}
-    for key, value in document.table.items():
-        if key in CLOUDAI_IGNORED:
-            findings.warn((key,), CLOUDAI_IGNORED[key])
-        else:
-            kept[key] = value
-    system = validated(CloudaiSystem, kept, findings, also_known=CLOUDAI_IGNORED)
+def _cloudai_site(document: Document, findings: Findings) -> dict[str, Any]:
+    system = validated(
+        CloudaiSystem, findings.taken(document.table, CLOUDAI_IGNORED), findings, also_known=CLOUDAI_IGNORED
+    )
     if system is None:
         return {}
     for name in filter(SECRET_NAME.search, system.global_env_vars):
@@ -164,10 +158,7 @@ def _cloudai_changes(document: Document, findings: Findings) -> dict[str, Any]:
         "partition": system.default_partition,
         "account": system.account,
         "gpus_per_node": system.gpus_per_node,
-        "extra_sbatch_args": (
-            *system.extra_sbatch_args,
-            *sbatch_options(system.extra_srun_args, ("extra_srun_args",), findings),
-        ),
+        "extra_sbatch_args": (*system.extra_sbatch_args, *sbatch_options(system.extra_srun_args, findings)),
         "env_vars": system.global_env_vars,
         "poll_interval": system.monitor_interval,
         "containers": "pyxis",  # CloudAI refuses a cluster without it
@@ -180,7 +171,7 @@ def _cloudai_changes(document: Document, findings: Findings) -> dict[str, Any]:
     return changes
 
 
-def _site_changes(document: Document, findings: Findings) -> dict[str, Any]:
+def _own_site(document: Document, findings: Findings) -> dict[str, Any]:
     """A secret written as text is a reference; a literal one becomes a reference to its own file and key."""
     table = document.table
     for path in _SECRETS:

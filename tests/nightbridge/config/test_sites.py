@@ -9,7 +9,7 @@ import pytest
 from nightbridge.config import load_site
 from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput
-from nightbridge.models import SecretRef, Site, SiteChoice
+from nightbridge.models import SecretRef, SiteChoice
 
 Write = Callable[..., Path]
 
@@ -43,14 +43,6 @@ def test_a_cloudai_system_file_is_read_as_it_is() -> None:
     assert site.workspace == Path("/lustre/cloudai/results")
     assert len(warnings) == 1
     assert "cloudai_system.toml:11: partitions: has no effect" in warnings[0]
-
-
-def test_a_file_changes_only_what_it_writes(write: Write) -> None:
-    below = Site(workspace=Path("/w"), git_timeout=5.0)
-
-    site, _ = load_site(write('[cluster]\nname = "x"\n'), below)
-
-    assert (site.workspace, site.git_timeout, site.cluster.name) == (Path("/w"), 5.0, "x")
 
 
 @pytest.mark.parametrize(
