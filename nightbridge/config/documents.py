@@ -261,10 +261,11 @@ class Findings:
         """Add a key that does not exist, with the nearest one that does."""
         self.problem(path, unknown_key(str(path[-1]), known))
 
-    def taken(self, table: Table, ignored: Mapping[str, str]) -> dict[str, Any]:
-        """The table without keys that are accepted and do nothing; each is a warning, with its reason."""
-        for key in filter(ignored.__contains__, table):
-            self.warn((key,), ignored[key])
+    def taken(self, table: Table, ignored: Mapping[str, str], base: KeyPath = ()) -> dict[str, Any]:
+        """The table at `base` without keys that are accepted and do nothing; each is a warning, with its reason."""
+        for key in table:
+            if key in ignored:
+                self.warn((*base, key), ignored[key])
         return {key: value for key, value in table.items() if key not in ignored}
 
     def _finding(self, path: KeyPath, message: str, severity: Severity) -> Violation:

@@ -94,8 +94,12 @@ def check_table(source: Layered, findings: Findings) -> TestTable | None:
         The table without what cannot be read; None where that leaves no test.
     """
     table = findings.taken(source.table, IGNORED)
-    if "git_repos" in table:
-        table["git_repos"] = _without_installed_path(table["git_repos"], findings)
+    if isinstance(repos := table.get("git_repos"), list):
+        ignored = {"installed_path": "has no effect: the checkout is nightbridge's own"}
+        table["git_repos"] = [
+            findings.taken(repo, ignored, ("git_repos", index)) if isinstance(repo, dict) else repo
+            for index, repo in enumerate(repos)
+        ]
     return validated(TestTable, table, findings, also_known=IGNORED) or _readable(table)
 
 
@@ -123,18 +127,6 @@ def _without(container: Any, path: KeyPath) -> Any:
     return {key: value for key, value in container.items() if key != head} if isinstance(container, dict) else []
 
 
-def _without_installed_path(repos: Any, findings: Findings) -> Any:
-    if not isinstance(repos, list):
-        return repos
-    kept = []
-    for index, repo in enumerate(repos):
-        if isinstance(repo, dict) and "installed_path" in repo:
-            findings.warn(("git_repos", index, "installed_path"), "has no effect: the checkout is nightbridge's own")
-            repo = {key: value for key, value in repo.items() if key != "installed_path"}
-        kept.append(repo)
-    return kept
-
-
 # --- for editors -----------------------------------------------------------------------------------------------------
 
 _TYPES: Mapping[Kind, tuple[str, ...]] = {
@@ -160,29 +152,20 @@ def editor_schema() -> dict[str, Any]:
         "properties": {**keys, **{key: {"type": "string"} for key in sorted(ENTRY_KEYS)}},
         "required": ["id"],
     }
-    scenario = {
-        "title": "A scenario",
-        "type": "object",
-        "properties": {
-            "name": {"type": "string"},
-            "Tests": {"type": "array", "items": entry, "minItems": 1},
-            **{key: _deprecated(reason) for key, reason in SCENARIO_IGNORED.items()},
-        },
-        "required": ["name", "Tests"],
-        "additionalProperties": False,
-    }
-    launcher = {
-        "title": "MegatronBridge",
-        "type": "object",
-        "properties": _launcher_keys(),
-        "additionalProperties": False,
+    scenario_keys = {
+        "name": {"type": "string"},
+        "Tests": {"type": "array", "items": entry, "minItems": 1},
+        **{key: _deprecated(reason) for key, reason in SCENARIO_IGNORED.items()},
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Test or scenario of nightbridge",
-        "$defs": {**definitions, "cmd_args": {"anyOf": [launcher, _with_sweeps(hetero)]}},
+        "$defs": {
+            **definitions,
+            "cmd_args": {"anyOf": [_object("MegatronBridge", _launcher_keys()), _with_sweeps(hetero)]},
+        },
         "if": {"required": ["Tests"]},
-        "then": scenario,
+        "then": {**_object("A scenario", scenario_keys), "required": ["name", "Tests"]},
         "else": {**test, "required": required},
     }
 
@@ -192,6 +175,10 @@ def _launcher_keys() -> dict[str, Any]:
     named = {**RENAMED, **MOVED, **dict.fromkeys(("model_name", "model_size"), "model_recipe_name")}
     older = {**NO_EFFECT, **{key: f"write {new}" for key, new in named.items()}}
     return keys | {key: _deprecated(reason) for key, reason in older.items()}
+
+
+def _object(title: str, properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"title": title, "type": "object", "properties": properties, "additionalProperties": False}
 
 
 def _deprecated(reason: str) -> dict[str, Any]:
