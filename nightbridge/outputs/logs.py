@@ -460,4 +460,4 @@ def _end_of_log(argument: bytes) -> tuple[LogEnd, bytes]:
     path = LogEnd.model_validate_json(argument).path
     tail = LogTail(path)
     lines = (*tail.new_lines(), *tail.last_line())
-    return LogEnd(path=path, error=read_logs([path]).last_error or "", lines=lines), b""
+    return LogEnd(path=path, error=read_logs([path]).last_error, lines=lines), b""

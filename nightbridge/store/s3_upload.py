@@ -263,8 +263,8 @@ class Uploader:
 class Buffers:
     """Memory for parts. Buffers of the usual size are used again: fresh memory costs more than the copy into it."""
 
-    def __init__(self, limit: int = MEMORY) -> None:
-        self._limit, self._lent = limit, 0
+    def __init__(self) -> None:
+        self._lent = 0
         self._free: list[bytearray] = []
         self._returned = threading.Condition()
 
@@ -273,7 +273,7 @@ class Buffers:
         if size <= SMALL:
             return bytearray(size)
         with self._returned:
-            self._returned.wait_for(lambda: not self._lent or self._lent + size <= self._limit)
+            self._returned.wait_for(lambda: not self._lent or self._lent + size <= MEMORY)
             self._lent += size
             if size == PART_SIZE and self._free:
                 return self._free.pop()
