@@ -187,17 +187,11 @@ def trains_adapters(test: TestDefinition) -> bool:
 
 def parameters_of(test: TestDefinition) -> float | None:
     """The model's parameters, by the recipe's name; None where the name has none or the test changes the model."""
+    recipe = str(test.cmd_args.get("model_recipe_name", "")).lower()
+    found = _COUNT.search(recipe)
     if any(test.cmd_args.get(field) for field in _RESHAPING):
         return None
-    return _parameters_named(str(test.cmd_args.get("model_recipe_name", "")).lower())
-
-
-@lru_cache(maxsize=256)
-def _parameters_named(recipe: str) -> float | None:
-    if recipe in _NAMED:
-        return _NAMED[recipe]
-    found = _COUNT.search(recipe)
-    return float(found[1].replace("p", ".")) * _COUNT_UNITS[found[2]] if found else None
+    return _NAMED.get(recipe) or (float(found[1].replace("p", ".")) * _COUNT_UNITS[found[2]] if found else None)
 
 
 def bytes_per_parameter(test: TestDefinition) -> int:

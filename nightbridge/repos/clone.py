@@ -1,6 +1,5 @@
 """The clone stage: both repositories at the night's commits, and the launcher's environment."""
 
-import logging
 from datetime import datetime
 from pathlib import Path
 
@@ -11,8 +10,6 @@ from nightbridge.repos.commits import pinned
 from nightbridge.repos.environments import make_environment
 from nightbridge.repos.git import git_version, masked
 from nightbridge.repos.mirrors import Mirror
-
-log = logging.getLogger(__name__)
 
 
 def make_checkout(spec: RunSpec, site: Site) -> Checkout:
@@ -25,12 +22,12 @@ def make_checkout(spec: RunSpec, site: Site) -> Checkout:
         PermanentError: A repository refuses us, or the environment cannot be made.
         TransientError: A repository or the package index is unreachable, or another process holds a lease too long.
     """
-    megatron_bridge = _pinned_checkout(spec.test.megatron_bridge, spec.night, site)
+    code = make_code(spec.test, site, spec.night)
     if not spec.test.has_launcher:
-        return Checkout(megatron_bridge=megatron_bridge)
+        return code
     nemo_run = _pinned_checkout(spec.test.nemo_run_repo, spec.night, site)
     environment = make_environment(nemo_run, site.environments_dir, wheels=site.wheels)
-    return Checkout(megatron_bridge=megatron_bridge, nemo_run=nemo_run, environment=environment)
+    return code.model_copy(update={"nemo_run": nemo_run, "environment": environment})
 
 
 def make_code(test: TestDefinition, site: Site, night: str) -> Checkout:
