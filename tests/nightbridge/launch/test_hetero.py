@@ -24,7 +24,7 @@ from nightbridge.models import (
     Site,
     TestDefinition,
 )
-from tests.nightbridge.launch.test_megatron_parser import write_program
+from tests.nightbridge.launch.test_parser_source import write_program
 
 SITE = Site(cluster=ClusterSettings(kind="slurm", name="c", account="acct", partition="batch"))
 

@@ -1,4 +1,4 @@
-"""What git says decides between trying again and asking a person."""
+"""What git says decides between trying again and asking a person; addresses are made absolute and show no password."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ from nightbridge.errors import InvalidInput, PermanentError, TransientError
 from nightbridge.models import Site
 from nightbridge.processes import Finished
 from nightbridge.repos.clone import make_code
-from nightbridge.repos.git import classify_failure, git, git_logins, git_version
+from nightbridge.repos.git import absolute_url, classify_failure, git, git_logins, git_version, masked, repository_name
 from tests.builders import make_spec
 
 URL = "https://git.example.org/team/Run.git"
@@ -212,3 +212,60 @@ def test_git_inherits_what_it_reads_and_no_secret(
     assert shown.items() >= kept.items()
     assert "GIT_DIR" not in shown
     assert ("SITE_VALUE" in shown) == given
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://github.com/NVIDIA-NeMo/Run.git",
+        "ssh://git@github.com/NVIDIA-NeMo/Run.git",
+        "git@github.com:NVIDIA-NeMo/Run.git",
+        "/srv/git/Run.git",
+    ],
+)
+def test_an_absolute_address_stays_as_it_is(url: str) -> None:
+    assert absolute_url(url) == url
+
+
+def test_a_relative_path_is_relative_to_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert absolute_url("repos/Run") == str(tmp_path / "repos" / "Run")
+    assert absolute_url("./Run") == str(tmp_path / "Run")
+
+
+def test_a_file_url_is_the_same_repository_as_its_path() -> None:
+    assert absolute_url("file:///srv/git/My%20Run.git") == absolute_url("/srv/git/My Run.git")
+
+
+@pytest.mark.parametrize("url", ["", "  ", "--upload-pack=touch /tmp/x"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput, match="not a repository address"):
+        absolute_url(url)
+
+
+def test_a_password_in_an_address_is_refused_without_showing_it() -> None:
+    with pytest.raises(InvalidInput, match="credential helper") as caught:
+        absolute_url("https://me:hunter22@git.example.org/Run.git")
+
+    assert "hunter22" not in str(caught.value)
+
+
+def test_messages_show_no_login_but_an_ssh_user() -> None:
+    text = "fatal: https://token123@a.org/x and https://me:pw@b.org/y and ssh://git@c.org/z failed"
+
+    assert masked(text) == "fatal: https://********@a.org/x and https://********@b.org/y and ssh://git@c.org/z failed"
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "Megatron-Bridge"),
+        ("git@github.com:Run.git", "Run"),
+        ("/srv/some repo/", "some-repo"),
+        ("/srv/Run/.git", "Run"),
+        ("/srv/..", "srv"),
+    ],
+)
+def test_a_repository_is_named_after_the_last_part(url: str, name: str) -> None:
+    assert repository_name(url) == name
