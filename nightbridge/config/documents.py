@@ -364,8 +364,7 @@ def validated(
         for problem in error.errors(include_url=False):
             kind, path, message = problem["type"], problem["loc"], problem["msg"]
             if kind == "extra_forbidden":
-                known = {*fields_at(model, path[:-1]), *(also_known if len(path) == 1 else ())}
-                findings.unknown((*base, *path), known)
+                findings.unknown((*base, *path), {*_fields_at(model, path), *(also_known if len(path) == 1 else ())})
             elif path[0] in _UNIONS:
                 # Where several types are allowed, pydantic reports each of them below the key: one line is enough.
                 length, wants = _UNIONS[path[0]]
@@ -378,23 +377,15 @@ def validated(
         return None
 
 
-def fields_at(model: type[BaseModel], path: KeyPath) -> tuple[str, ...]:
-    """The field names that are allowed at a path below `model`; none where the table is free."""
-    for part in path:
-        if isinstance(part, int):
-            continue
-        field = model.model_fields.get(part)
-        inner = _model_in(field.annotation) if field else None
-        if inner is None:
-            return ()
-        model = inner
-    return tuple(model.model_fields)
+def _fields_at(model: type[BaseModel], path: KeyPath) -> Iterable[str]:
+    """The fields of the innermost model on the way to a key."""
+    for part in path[:-1]:
+        if field := model.model_fields.get(str(part)):
+            model = _model_in(field.annotation) or model
+    return model.model_fields
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    for argument in typing.get_args(annotation):
-        if found := _model_in(argument):
-            return found
-    return None
+    return next((found for argument in typing.get_args(annotation) if (found := _model_in(argument))), None)
