@@ -2,15 +2,15 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nightbridge.gate.control import PROOF
 from nightbridge.gate.decisions import Decision, is_left_out
 from nightbridge.gate.numerics import Numerics
-from nightbridge.history.metrics import measured
+from nightbridge.history.metrics import format_count, format_percent, format_value, measured
 from nightbridge.history.nightly_values import (
     Night,
     adjusted,
@@ -22,11 +22,11 @@ from nightbridge.history.nightly_values import (
 )
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GatePolicy, Limits, MetricName, RunRecord
-from nightbridge.models.metrics import METRIC_BY_NAME, Metric
+from nightbridge.models.metrics import METRIC_BY_NAME, METRICS, Metric
 from nightbridge.models.verdict import ReferenceResult
 
-if TYPE_CHECKING:
-    from nightbridge.history.noise import Modes
+NEW_SHARE = 7
+"""So many nights without a fast run are no longer the slow mode's usual share."""
 
 
 class NightlyParity(NamedTuple):
@@ -186,14 +186,32 @@ class MetricSeries:
         return firsts
 
 
-def modes_of(tonight: Tonight) -> "Modes | None":
-    """The two speeds that the test's runs fall into, without what the canary and the nodes explain; None for one."""
+def slow_mode(tonight: Tonight, worse: Set[str]) -> str:
+    """Why a test has two speeds, whatever its code; empty where it has one, and where that does not explain tonight.
+
+    It does not where something else is worse than speeds, by the metrics that are, a run is slower than the slow mode,
+    or no run of a week is fast. What the canary and the nodes explain is taken out where the modes are looked for.
+    """
     from nightbridge.history.noise import find_modes
 
-    metric = METRIC_BY_NAME["step_time"]
-    nights = tuple(None if night.own.resumed else night for night in tonight.nights)
-    series = MetricSeries(metric, tonight, nights)
-    return find_modes(series.without_cluster([run_value(night.own, metric) if night else None for night in nights]))
+    if worse - {"slow_steps", "tail_slowdown", *(metric.name for metric in METRICS if metric.follows_cluster)}:
+        return ""
+    step_time = METRIC_BY_NAME["step_time"]
+    own = tuple(None if night.own.resumed else night for night in tonight.nights)
+    values = [run_value(night.own, step_time) if night else None for night in own]
+    modes = find_modes(MetricSeries(step_time, tonight, own).without_cluster(values))
+    if modes is None:
+        return ""
+    nights = [[measured(step_time, run.summary) or 0.0 for run in night.runs] for night in tonight.nights]
+    is_new = all(value >= modes.edge for night in nights[-NEW_SHARE:] for value in night)
+    if worse and (is_new or min(nights[-1]) > modes.slow * (1 + step_time.threshold(tonight.gate))):
+        return ""
+    slow = sum(value >= modes.edge for value in nights[-1])
+    return (
+        f"{slow} of {format_count(len(nights[-1]), 'run')} in the slow mode, {format_value(modes.slow, 's')} against "
+        f"{format_value(modes.fast, 's')}, as {format_percent(round(modes.share, 2))} of the last nights: no commit is "
+        "to blame until that share changes"
+    )
 
 
 def ratio(raw: float | None, steady: float | None) -> float:

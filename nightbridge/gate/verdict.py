@@ -31,8 +31,8 @@ from nightbridge.gate.decisions import in_force
 from nightbridge.gate.news import standing
 from nightbridge.gate.nodes import Placement, levels_held, place_pairs, suspects_among, unchanged_since
 from nightbridge.gate.plausibility import implausible
-from nightbridge.gate.tonight import Evidence, Tonight, modes_of
-from nightbridge.history.metrics import format_change, format_count, format_percent, format_value, is_required, measured
+from nightbridge.gate.tonight import Evidence, Tonight, slow_mode
+from nightbridge.history.metrics import format_change, format_count, format_percent, is_required, measured
 from nightbridge.history.nightly_values import (
     Night,
     arms_of,
@@ -99,9 +99,6 @@ BAD_COMPARISONS: dict[VerdictStatus, ComparisonStatus] = {
 
 SAME_FACT = 0.01
 """So close to the inverse of the step time's change, relative, theirs is the same fact."""
-
-NEW_SHARE = 7
-"""So many nights without a fast run are no longer the slow mode's usual share."""
 
 
 def compare(record: RunRecord, history: Sequence[HistoryRow], evidence: Evidence | None = None) -> Verdict:
@@ -200,6 +197,7 @@ def _verdict(
     reruns, asked = 0, ""
     suspects: tuple[str, ...] = ()
     control: ControlArm | None = None
+    golden = tonight.evidence.golden if tonight else None
     if outcome_fault:
         # Metrics that a failed run has not measured are no news.
         status, reasons = outcome_fault, (_outcome_reason(record), *short, *wrong)
@@ -210,10 +208,10 @@ def _verdict(
     elif strange := implausible(record):
         status, reasons = VerdictStatus.FAILED, strange
     else:
-        golden = tonight.evidence.golden if tonight else None
         status = _status_of(results, golden)
         reasons = _comparison_reasons(results) + _slow_steps(record, results) + (golden.reasons if golden else ())
-        if tonight and (modes := _slow_mode(tonight, results, status)):
+        worse = {result.comparison.metric for result in results if result.comparison.status == "regressed"}
+        if tonight and status in MAY_BE_MODES and (modes := slow_mode(tonight, worse)):
             status, reasons = VerdictStatus.UNSTABLE, (modes, *reasons)
         if tonight:
             asking = max(results, key=lambda result: result.reruns, default=None)
@@ -240,9 +238,9 @@ def _verdict(
         night=record.spec.night,
         status=status,
         reasons=reasons,
-        comparisons=tuple(_beside_golden(result.comparison, tonight) for result in results),
+        comparisons=tuple(_beside_golden(result.comparison, golden) for result in results),
         baseline_runs=tuple(row.run_key for row in baseline),
-        reference_run=tonight.evidence.golden.run_key if tonight and tonight.evidence.golden else None,
+        reference_run=golden.run_key if golden else None,
         job_id=record.job.job_id,
         store_url=record.store_url,
         prefix=record.prefix,
@@ -318,35 +316,11 @@ def _status_of(results: Sequence[MetricResult], golden: ReferenceResult | None) 
     return status
 
 
-def _slow_mode(tonight: Tonight, results: Sequence[MetricResult], status: VerdictStatus) -> str:
-    """Why a test has two speeds, whatever its code; empty where it has one, and where that does not explain tonight.
-
-    It does not where something else is worse, a run is slower than the slow mode, or no run of a week is fast.
-    """
-    speeds = {metric.name for metric in METRICS if metric.follows_cluster} | {"slow_steps", "tail_slowdown"}
-    worse = {result.comparison.metric for result in results if result.comparison.status == "regressed"}
-    if status not in MAY_BE_MODES or worse - speeds or (modes := modes_of(tonight)) is None:
-        return ""
-    step_time, gate = METRIC_BY_NAME["step_time"], tonight.gate
-    nights = [[measured(step_time, run.summary) or 0.0 for run in night.runs] for night in tonight.nights]
-    tonights = nights[-1]
-    is_new = all(value >= modes.edge for night in nights[-NEW_SHARE:] for value in night)
-    if worse and (is_new or min(tonights) > modes.slow * (1 + step_time.threshold(gate))):
-        return ""
-    slow = sum(value >= modes.edge for value in tonights)
-    return (
-        f"{slow} of {format_count(len(tonights), 'run')} in the slow mode, {format_value(modes.slow, 's')} against "
-        f"{format_value(modes.fast, 's')}, as {format_percent(round(modes.share, 2))} of the last nights: no commit is "
-        "to blame until that share changes"
-    )
-
-
-def _beside_golden(comparison: Comparison, tonight: Tonight | None) -> Comparison:
+def _beside_golden(comparison: Comparison, golden: ReferenceResult | None) -> Comparison:
     """The same with what the golden run measured."""
-    answer = tonight.evidence.golden if tonight else None
-    values = {str(name): value for name, value in answer.values.items()} if answer else {}
-    golden = values.get(comparison.metric)
-    return comparison if golden is None else comparison.model_copy(update={"golden": golden})
+    values = {str(name): value for name, value in golden.values.items()} if golden else {}
+    own = values.get(comparison.metric)
+    return comparison if own is None else comparison.model_copy(update={"golden": own})
 
 
 def _decides(result: MetricResult) -> bool:

@@ -403,18 +403,10 @@ def _readable(
     """Every row of every object that can be read, and what is wrong with each of the others, by key."""
     texts: list[tuple[RowKey, str]] = []
     damaged: dict[str, str] = {}
-    for generation in generations:
-        data = store.get(generation.key)
-        try:
-            pack = Pack(data, store.url_of(generation.key)) if data is not None else None
-            texts += zip(pack.row_keys(), pack.texts(), strict=True) if pack else ()
-        except DamagedData as error:
-            damaged[generation.key] = str(error)
-    for key in small:
+    for key in (*(generation.key for generation in generations), *small):
         data = store.get(key)
         try:
-            found = _small_row(store, key, data) if data is not None else None
-            texts += [(found.key, found.row.model_dump_json())] if found and found.row else ()
+            texts += _objects(store, folder, {key: data}).texts() if data is not None else ()
         except DamagedData as error:
             damaged[key] = str(error)
     return texts, damaged

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, time
 from functools import partial
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from pydantic import Field
@@ -321,7 +322,7 @@ class _Inspector:
             process=_PROCESS[alive],
             also=self._also(start, run) if run.phase is RunPhase.PREPARING else "",
         )
-        return _missing_verdict(start, run, cause, why, since=run.since, job_id=run.job_id)
+        return MissingVerdict(**_named_run(start, run), cause=cause, why=why, since=run.since, job_id=run.job_id)
 
     def _also(self, start: NightStart, run: RunStatus) -> str:
         """What is known of a run without a recorded job: it waits, was refused, or was submitted and not recorded."""
@@ -347,7 +348,7 @@ def _ended(start: NightStart, end: NightEnd) -> WatchedNight:
         title=_title(start),
         verdicts=tuple(GivenVerdict(test_id=one.test_id, status=one.status) for one in end.verdicts),
         missing=tuple(
-            _missing_verdict(start, test, Cause.CRASHED, "the night ended without it")
+            MissingVerdict(**_named_run(start, test), cause=Cause.CRASHED, why="the night ended without it")
             for test in start.tests
             if test.run_key not in given
         ),
@@ -355,24 +356,9 @@ def _ended(start: NightStart, end: NightEnd) -> WatchedNight:
     )
 
 
-def _missing_verdict(
-    start: NightStart,
-    run: RunStatus | NightTest,
-    cause: Cause,
-    why: str,
-    since: datetime | None = None,
-    job_id: int | None = None,
-) -> MissingVerdict:
-    return MissingVerdict(
-        scenario=start.scenario,
-        night=start.night,
-        test_id=run.test_id,
-        run_key=run.run_key,
-        cause=cause,
-        why=why,
-        since=since,
-        job_id=job_id,
-    )
+def _named_run(start: NightStart, run: RunStatus | NightTest) -> dict[str, Any]:
+    """What names a run in a `MissingVerdict`."""
+    return {"scenario": start.scenario, "night": start.night, "test_id": run.test_id, "run_key": run.run_key}
 
 
 def _title(start: NightStart) -> str:

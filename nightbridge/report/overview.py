@@ -53,19 +53,15 @@ class TestOverview(Model):
         return f"{signs}  {label}{said and f': {said}'}  {format_value(self.step_time, 's')}  {self.run_key}"
 
 
-def overview_of_tests(store: ObjectStore, since: str = "", limit: int = OVERVIEW_NIGHTS) -> tuple[TestOverview, ...]:
-    """Every test of the last nights that ended, by id: since a night, else of the last `limit` ones.
+def overview_of_tests(store: ObjectStore, since: str = "") -> tuple[TestOverview, ...]:
+    """Every test of the last nights that ended, by id: since a night, else of the last `OVERVIEW_NIGHTS`.
 
     Raises:
         DamagedData: A record of a night or a verdict cannot be read.
     """
     nights = itertools.takewhile(lambda night: night.start.night >= since, newest_first(store))
-    ended = [night for night in (nights if since else itertools.islice(nights, limit)) if night.end]
-    runs = [
-        (night.start.night, verdict)
-        for night in reversed(ended)
-        for verdict in (night.end.verdicts if night.end else ())
-    ]
+    ended = [night for night in (nights if since else itertools.islice(nights, OVERVIEW_NIGHTS)) if night.end]
+    runs = [(night.start.night, one) for night in reversed(ended) if night.end for one in night.end.verdicts]
     newest = {verdict.test_id: (verdict.run_key, night) for night, verdict in runs}
     judged = in_parallel(lambda test_id: read_verdict(store, *newest[test_id]), sorted(newest))
     decided = {one.decision.test_id: one.text for one in _open_decisions(store, ended[0].start.night if ended else "")}

@@ -83,6 +83,8 @@ def gravest_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
 
 def headline_of(verdicts: Sequence[Verdict]) -> tuple[str, str]:
     """What needs attention in one sentence, and how the night went in another."""
+    if not verdicts:
+        return "Nothing ran tonight.", "No test ran."
     calls = [verdict for verdict in verdicts if STATUS_WORDS[verdict.status].task]
     counts = [
         f"{count} {words.label}"
@@ -90,9 +92,7 @@ def headline_of(verdicts: Sequence[Verdict]) -> tuple[str, str]:
         if (count := sum(verdict.status is status for verdict in verdicts))
     ]
     tests = format_count(len(verdicts), "test")
-    subline = f"{tests}: {', '.join(counts)}." if verdicts else "No test ran."
-    if not verdicts:
-        return "Nothing ran tonight.", subline
+    subline = f"{tests}: {', '.join(counts)}."
     if not calls:
         return "Nothing to do this morning.", subline
     causes = {cause_of(verdict) for verdict in calls}
@@ -166,10 +166,8 @@ def cell_of(comparison: Comparison, verdict: VerdictStatus) -> Cell:
     """One metric in words. The arrow shows the direction, the word whether that is good."""
     judged = verdict not in UNJUDGED or comparison.status == "missing"
     word, tone = COMPARISON_WORDS[comparison.status if judged else "passed"]
-    arrow = "" if not comparison.change else ("▲ " if comparison.change > 0 else "▼ ")
     change = format_change(comparison.change)
-    if change.startswith("±"):
-        arrow = ""
+    arrow = "" if not change or change.startswith("±") else "▲ " if change.startswith("+") else "▼ "
     return Cell(
         label=METRIC_BY_NAME[comparison.metric].label,
         unit=comparison.unit,
