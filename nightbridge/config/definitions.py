@@ -20,7 +20,7 @@ from nightbridge.config.arguments import (
 )
 from nightbridge.config.cloudai_compat import gate_of, sbatch_options, split_drawn, sweep_of
 from nightbridge.config.documents import Findings, KeyPath, Layered
-from nightbridge.config.schema import NODES, TestTable, check_table
+from nightbridge.config.schema import TestTable, check_table
 from nightbridge.launch.flags import version_for_pin
 from nightbridge.launch.resources import gpus_per_node, oversized_checkpoint
 from nightbridge.models import (
@@ -38,11 +38,6 @@ from nightbridge.models import (
 
 NEMO_RUN = GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git", commit="main")
 """CloudAI's default for `nemo_run_repo`."""
-
-_NOT_PINNED = f"is not written; {NEMO_RUN.url} at {NEMO_RUN.commit} is not pinned"
-_NO_LAUNCHER = "has no effect: this workload has no launcher"
-
-_FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def define_test(
@@ -74,7 +69,8 @@ def define_test(
         axes = (*swept, *_variable_axes(table, findings), *_node_axis(table, arguments, findings))
         sweep = sweep_of(table.sweep, table, (*axes, *drawn), findings)
         if hetero == ("nemo_run_repo" in source.table):
-            findings.warn(("nemo_run_repo",), _NO_LAUNCHER if hetero else _NOT_PINNED)
+            not_pinned = f"is not written; {NEMO_RUN.url} at {NEMO_RUN.commit} is not pinned"
+            findings.warn(("nemo_run_repo",), "has no effect: this workload has no launcher" if hetero else not_pinned)
         test = TestDefinition(
             id=test_id,
             name=table.name,
@@ -106,9 +102,8 @@ def define_test(
         if not findings.problems:
             return test, tuple(findings.warnings)
         readable = None if shows_secrets else test
-    return InvalidTest(id=test_id, source=file, findings=tuple(findings.problems), readable=readable), tuple(
-        findings.warnings
-    )
+    invalid = InvalidTest(id=test_id, source=file, findings=tuple(findings.problems), readable=readable)
+    return invalid, tuple(findings.warnings)
 
 
 def _without_oversized_checkpoint(test: TestDefinition, table: TestTable, findings: Findings) -> TestDefinition:
@@ -182,7 +177,7 @@ def _gate(table: TestTable, file: str, findings: Findings) -> GatePolicy:
 def _check_canary(table: TestTable, findings: Findings) -> None:
     """A canary must not move: it shows the drift of the cluster alone."""
     for path, repo in _repositories(table).items():
-        if not _FULL_COMMIT.fullmatch(repo.commit):
+        if not re.fullmatch(r"[0-9a-f]{40}", repo.commit):
             findings.problem((*path, "commit"), "may move, and a canary needs fixed pins; write the full commit")
 
 
@@ -225,7 +220,7 @@ def _node_axis(table: TestTable, arguments: Arguments, findings: Findings) -> It
     if nodes is None:
         return
     if not isinstance(nodes, tuple):
-        findings.warn(path, NODES)
+        findings.warn(path, "has no effect: the number of nodes follows from num_gpus and the GPUs of a node")
     elif not nodes or min(nodes) < 1:
         findings.problem(path, "must be whole numbers from 1 on, at least one of them")
     elif any(axis.name == "num_gpus" for axis in arguments.axes):

@@ -16,8 +16,6 @@ from nightbridge.launch.flags import CHOICES, HEAD, NO_EFFECT, TEST_FLAGS, Flag,
 from nightbridge.launch.hetero_arguments import HeteroArguments, Text
 from nightbridge.models import Compat, GatePolicy, GitRepo, HarvestPolicy, Model, SweepPolicy
 
-NODES = "has no effect: the number of nodes follows from num_gpus and the GPUs of a node"
-
 IGNORED: Mapping[str, str] = {
     "nsys": "has no effect for this workload, in CloudAI either; use cmd_args.enable_nsys",
     "predictor": "has no effect for this workload, in CloudAI either",

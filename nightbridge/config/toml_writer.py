@@ -124,8 +124,6 @@ _GRIDS = {
 _DECIDED = frozenset({"--tensorboard-dir", OFFSET})
 """What a run decides by itself: where its output goes, and at which rank the language model begins."""
 
-_MEGATRON_LM = "https://github.com/NVIDIA/Megatron-LM.git"
-
 Options = dict[str, str]
 """Options by name, each with its values as one text."""
 
@@ -249,7 +247,7 @@ def _lines(script: Path, image: str, launch: Launch, options: Options) -> Iterat
         yield from _table(f"cmd_args.{grid}", sizes)
     yield from _table("extra_cmd_args", extra)
     yield from _table("extra_env_vars", launch.variables)
-    yield from ("", "[[git_repos]]", f"url = {toml_value(_MEGATRON_LM)}", 'commit = "main"')
+    yield from ("", "[[git_repos]]", 'url = "https://github.com/NVIDIA/Megatron-LM.git"', 'commit = "main"')
 
 
 def _text_where_asked(key: str, value: Any) -> Any:

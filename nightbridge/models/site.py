@@ -66,11 +66,8 @@ ClusterKind = Literal["local", "slurm", "pyslurm", "auto"]
 ContainerSupport = Literal["pyxis", "none"]
 
 
-_CLUSTER_OPTION = re.compile(r"--clusters?(?:=|$)|-M")
-
-
 def _on_one_cluster(options: tuple[str, ...]) -> tuple[str, ...]:
-    if named := next((option for option in options if _CLUSTER_OPTION.match(option)), ""):
+    if named := next((option for option in options if re.match(r"--clusters?(?:=|$)|-M", option)), ""):
         raise PydanticCustomError(
             "clusters",
             "{option} sends jobs to another cluster, where they are not looked for; describe that cluster in a site "
