@@ -110,15 +110,18 @@ def compare(record: RunRecord, history: Sequence[HistoryRow], evidence: Evidence
             account, and later nights may be among them.
         evidence: What else is known; None for nothing.
     """
-    nights, evidence = _nights(record, history), evidence or Evidence()
-    tonight = Tonight(record, nights, evidence, _control_point(record.spec, nights, evidence))
+    nights, evidence, gate = _nights(record, history), evidence or Evidence(), record.spec.test.gate
+    # Further runs of a night are judged alone.
+    is_paired = gate.pairs and gate.control != "off" and not record.spec.repeat
+    control = control_point(nights[:-1], evidence.decisions) if is_paired else None
+    tonight = Tonight(record, nights, evidence, control)
     results = tuple(result for metric in METRICS if (result := compare_metric(metric, tonight)))
     baseline = good_runs_before(record.spec.night, [night.own for night in tonight.nights[:-1]])
-    verdict = _verdict(record, baseline[-tonight.gate.baseline_runs :], results, tonight)
-    if len(baseline) < tonight.gate.cold_start:
+    verdict = _verdict(record, baseline[-gate.baseline_runs :], results, tonight)
+    if len(baseline) < gate.cold_start:
         other = _other_topology(tonight.nights[-1].own, history)
         verdict = _with_few_nights(verdict, len(baseline), tonight)
-        verdict = verdict.model_copy(update={"reasons": (*verdict.reasons, *other, *tonight.evidence.split)})
+        verdict = verdict.model_copy(update={"reasons": (*verdict.reasons, *other, *evidence.split)})
     return verdict.model_copy(update=standing(verdict, tonight.nights[:-1])._asdict())
 
 
@@ -178,14 +181,6 @@ def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[Night, ..
     # Where the cluster has the levels holds until a control arm says otherwise.
     own = own.model_copy(update={"moved": levels_held(nights, own.nodes)})
     return (*nights, Night(own, (own, *repeats_of(own, history)), arms_of(own, history)))
-
-
-def _control_point(spec: RunSpec, nights: Sequence[Night], evidence: Evidence) -> HistoryRow | None:
-    """The last good point that a night's run has beside it; further runs of a night are judged alone."""
-    gate = spec.test.gate
-    if spec.repeat or gate.control == "off" or not gate.pairs:
-        return None
-    return control_point(nights[:-1], evidence.decisions)
 
 
 def _verdict(

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from nightbridge.errors import DamagedData, InvalidInput
@@ -154,10 +154,10 @@ def _nights(store: ObjectStore, folder: str, names: Sequence[str]) -> dict[str, 
     """The night of each run key, from the names of a series' objects and the keys of its newest generation."""
     nights = {match[2]: match[1] for name in names if (match := _SMALL.fullmatch(name))}
     newest = max((f"{folder}/{name}" for name in names if name.startswith(f"{COMPACTED}/")), default=None)
-    data = store.get(newest) if newest else None
-    if newest and data is None:  # the next generation has just taken its place
-        return {key.run_key: key.night for key in read_objects(store, folder).keys}
-    if newest and data is not None:
+    if newest:
+        data = store.get(newest)
+        if data is None:  # the next generation has just taken its place
+            return {key.run_key: key.night for key in read_objects(store, folder).keys}
         nights |= {key.run_key: key.night for key in Pack(data, store.url_of(newest)).row_keys()}
     return nights
 
@@ -224,25 +224,8 @@ def migrate_history(store: ObjectStore) -> Done:
 LOOK_BACK = 100
 """Nights up to the last good one that are looked at: later ones of a standing regression come on top."""
 
-
-class Judged(Protocol):
-    """What of a run's row says whether it may be compared with."""
-
-    @property
-    def night(self) -> str:
-        """Night id."""
-
-    @property
-    def repeat(self) -> int:
-        """0 for the night's own run."""
-
-    @property
-    def verdict(self) -> str | None:
-        """The verdict on it, None while there is none."""
-
-    @property
-    def outcome(self) -> str | None:
-        """What became of its job."""
+Judged = HistoryRow | RowKey
+"""What of a run says whether it may be compared with."""
 
 
 def is_good(row: Judged) -> bool:
@@ -289,13 +272,10 @@ def rebuild_history(store: ObjectStore, test_id: str | None = None) -> Rebuilt:
     for folder, attempt in sorted(_last_attempts(found.key for found in store.list("runs")).items()):
         try:
             record = load_record(store, f"{folder}/a{attempt}")
-            if record is None or (test_id is not None and record.spec.test.id != test_id):
-                continue
-            row = _row(store, folder, record)
+            if record is not None and test_id in (None, record.spec.test.id):
+                rows.append(_row(store, folder, record))
         except DamagedData as error:
             damaged.append(str(error))
-            continue
-        rows.append(row)
     by_series: dict[tuple[str, str], list[HistoryRow]] = {}
     for row in rows:
         by_series.setdefault((row.cluster, row.series), []).append(row)

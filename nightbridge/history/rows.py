@@ -210,17 +210,13 @@ def table_of(rows: Sequence[str], names: Sequence[str] | None = None) -> "pa.Tab
 
     documents = [_document(text) for text in rows]
     wanted = columns() if names is None else {name: columns()[name] for name in names}
+    types = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
     arrays = {
-        name: pa.array([_value(row, column) for row in documents], _type(column)) for name, column in wanted.items()
+        name: pa.array([_value(row, column) for row in documents], types.get(column.kind, pa.string()))
+        for name, column in wanted.items()
     }
     times = pa.array([_time(row) for row in documents], pa.timestamp("us", tz="UTC"))
     return pa.table({TIME: times, **arrays})
-
-
-def _type(column: _Column) -> "pa.DataType":
-    import pyarrow as pa
-
-    return {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}.get(column.kind, pa.string())
 
 
 def _document(text: str) -> Mapping[str, Any]:

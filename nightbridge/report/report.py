@@ -287,5 +287,5 @@ def _new_commits(store: ObjectStore, prefix: str) -> tuple[NewCommits, ...]:
     record = load_record(store, prefix)
     if record is None:
         return ()
-    named = (("Megatron-Bridge", record.checkout.megatron_bridge), ("NeMo-Run", record.checkout.nemo_run))
-    return tuple(NewCommits(name, pin.commits_since) for name, pin in named if pin and pin.commits_since)
+    named = {"Megatron-Bridge": record.checkout.megatron_bridge, "NeMo-Run": record.checkout.nemo_run}
+    return tuple(NewCommits(name, pin.commits_since) for name, pin in named.items() if pin and pin.commits_since)
