@@ -9,8 +9,15 @@ from prefect.flows import Flow
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
 
-from nightbridge.attribution.axes import exchanged_site
-from nightbridge.attribution.plan import DEFAULT_REQUEST, AttributionPlan, AttributionRequest, PlannedRun
+from nightbridge.attribution.axes import exchanged_site, nodes_at
+from nightbridge.attribution.plan import (
+    DEFAULT_REQUEST,
+    AttributionPlan,
+    AttributionRequest,
+    PlannedRun,
+    begin_designs,
+    design_run,
+)
 from nightbridge.attribution.result import (
     AttributionResult,
     ExchangeRun,
@@ -18,7 +25,9 @@ from nightbridge.attribution.result import (
     evaluate,
     next_designs,
     ranges_of,
+    run_of,
     sentence,
+    stored_runs,
     with_descent,
     within_budget,
 )
@@ -31,20 +40,12 @@ from nightbridge.flows.pipeline import verdict_of
 from nightbridge.flows.threads import side_by_side
 from nightbridge.history.rows import gpu_hours
 from nightbridge.models import RunRecord, Site
-from nightbridge.tasks.attribute import (
-    bad_run,
-    begin,
-    earlier_result,
-    earlier_runs,
-    keep_answer,
-    plan_attribution,
-    plan_descent,
-    read_run,
-    run_at_design,
-)
-from nightbridge.tasks.bisect import base_run, room_for, unfinished_points
-from nightbridge.tasks.cancel import cancel_runs
+from nightbridge.tasks.attribute import bad_run, earlier_result, keep_answer, plan_attribution, plan_descent
+from nightbridge.tasks.bisect import base_run, room_for
+from nightbridge.tasks.cancel import cancel_search
 from nightbridge.tasks.context import shared_night
+from nightbridge.tasks.control import on_nodes, record_of
+from nightbridge.tasks.site import store_of
 
 
 def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
@@ -54,7 +55,7 @@ def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
 
 def cancel_attribution(test_id: str, site: Site) -> None:
     """Cancel the jobs of a test's attributions, which are found by their names."""
-    cancel_runs(f"attribution of {test_id}", unfinished_points(test_id, None, site, kind="attribute"), site)
+    cancel_search("attribution", "attribute", test_id, site)
 
 
 @flow(name="attribute", flow_run_name="attribute {test_id}", on_cancellation=[cancel_hook], persist_result=True)
@@ -96,7 +97,7 @@ def attribute(test_id: str, request: AttributionRequest, site: Site) -> Attribut
 
 
 def _find(plan: AttributionPlan, bad: RunRecord, site: Site, at_once: int | None) -> AttributionResult:
-    ended, begun = earlier_runs(plan, bad, site)
+    ended, begun = stored_runs(store_of(site), plan, bad)
     if ended or begun:
         get_run_logger().info("%d runs of this attribution are already there, %d begun", len(ended), len(begun))
     one_run = partial(_run_design, plan=plan, bad=bad, site=site)
@@ -107,7 +108,7 @@ def _find(plan: AttributionPlan, bad: RunRecord, site: Site, at_once: int | None
         designs, stopped = next_designs(plan, runs, room, gpu_hours(bad) or 0.0)
         if not designs:
             break
-        begun = begin(plan, designs, site)
+        begun = begin_designs(store_of(site), plan, designs)
         runs += side_by_side(one_run, begun, most=len(begun))
     result = evaluate(plan, runs, stopped=stopped)
     for group in ranges_of(result):
@@ -121,4 +122,6 @@ def _find(plan: AttributionPlan, bad: RunRecord, site: Site, at_once: int | None
 
 
 def _run_design(planned: PlannedRun, plan: AttributionPlan, bad: RunRecord, site: Site) -> ExchangeRun:
-    return read_run(plan, planned, verdict_of(run_at_design(plan, bad, planned), site), site)
+    run = on_nodes(design_run(plan, bad, planned), nodes_at(plan.factors, planned.design, bad))
+    verdict = verdict_of(run, site)
+    return run_of(plan, planned, verdict, record_of(verdict, site))

@@ -10,24 +10,18 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
 
 from nightbridge.bisect.plan import DEFAULT_REQUEST, BisectPlan, BisectRequest, point_run
-from nightbridge.bisect.result import BisectResult, Point, next_points, result_lines
+from nightbridge.bisect.result import BisectResult, Point, next_points, point_of, result_lines, stored_points
 from nightbridge.blocks import site_of
 from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import verdict_of
 from nightbridge.flows.threads import side_by_side
 from nightbridge.models import RunRecord, Site
-from nightbridge.tasks.bisect import (
-    base_run,
-    earlier_points,
-    keep_result,
-    plan_bisect,
-    read_point,
-    room_for,
-    unfinished_points,
-)
-from nightbridge.tasks.cancel import cancel_runs
+from nightbridge.tasks.bisect import base_run, keep_result, plan_bisect, room_for
+from nightbridge.tasks.cancel import cancel_search
 from nightbridge.tasks.context import shared_night
+from nightbridge.tasks.control import record_of
+from nightbridge.tasks.site import store_of
 
 MAX_AT_ONCE = 8
 """Points that are run at once where the cluster has room: more hardly speed up the search."""
@@ -36,9 +30,8 @@ MAX_AT_ONCE = 8
 def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Cancel the jobs of a cancelled bisect. Prefect runs this in another process, so they are found by their names."""
     given = flow_run.parameters
-    test_id, site = given["test_id"], site_of(**given)
     request = BisectRequest.model_validate(given.get("request") or {})
-    cancel_runs(f"bisect of {test_id}", unfinished_points(test_id, request.bisect_id, site), site)
+    cancel_search("bisect", "bisect", given["test_id"], site_of(**given), request.bisect_id)
 
 
 @flow(name="bisect", flow_run_name="bisect {test_id}", on_cancellation=[cancel_hook], persist_result=True)
@@ -68,7 +61,7 @@ def bisect_flow(  # noqa: D417  (`SiteChoice` describes the others)
 
 def search(plan: BisectPlan, base: RunRecord, site: Site, at_once: int | None) -> BisectResult:
     """Run points until the commit is named, and keep the answer."""
-    points = list(earlier_points(plan, base, site))
+    points = list(stored_points(store_of(site), plan, base))
     if points:
         get_run_logger().info("%d runs of this bisect are already there", len(points))
     while chosen := next_points(plan, points, at_once or room_for(base, site, MAX_AT_ONCE)):
@@ -82,4 +75,4 @@ def search(plan: BisectPlan, base: RunRecord, site: Site, at_once: int | None) -
 def _run_point(chosen: tuple[int, int], plan: BisectPlan, base: RunRecord, site: Site) -> Point:
     index, number = chosen
     verdict = verdict_of(point_run(plan, base, index, number), site)
-    return read_point(plan, index, number, verdict, site)
+    return point_of(plan, index, number, verdict, record_of(verdict, site))

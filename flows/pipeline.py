@@ -14,10 +14,9 @@ from nightbridge.models import ClusterLimits, Job, LaunchPlan, RunRecord, RunSpe
 from nightbridge.models.series import series_id
 from nightbridge.slurm.attempts import AttemptChoice, choose_attempt, ended_jobs, may_try_again, next_attempt
 from nightbridge.tasks.cancel import cancel_runs
-from nightbridge.tasks.clone import clone
 from nightbridge.tasks.compare import compare
-from nightbridge.tasks.container import container
 from nightbridge.tasks.context import mark_started, shared_night
+from nightbridge.tasks.fetch import clone, container
 from nightbridge.tasks.harvest import harvest
 from nightbridge.tasks.limits import job_slots
 from nightbridge.tasks.mirror import add_tags

@@ -29,8 +29,7 @@ from nightbridge.gate.trial import (
 )
 from nightbridge.models import RunSpec, Site, utc_now
 from nightbridge.rules import check_scenario
-from nightbridge.tasks.bisect import unfinished_points
-from nightbridge.tasks.cancel import cancel_runs
+from nightbridge.tasks.cancel import cancel_search
 from nightbridge.tasks.compare import stored_verdict
 from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.control import interrupted, keep_trial, on_nodes, record_of, with_noise
@@ -42,8 +41,7 @@ def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
     """Cancel the jobs of a cancelled trial. Prefect runs this in another process, so they are found by their names."""
     given = flow_run.parameters
     test_id = run_of(given["scenario"], given.get("test_id")).test.id
-    site = site_of(**given)
-    cancel_runs(f"trials of {test_id}", unfinished_points(test_id, None, site, kind="try"), site)
+    cancel_search("trials", "try", test_id, site_of(**given))
 
 
 @flow(name="try", flow_run_name="try {change}", on_cancellation=[cancel_hook], persist_result=True)

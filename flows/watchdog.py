@@ -4,6 +4,7 @@ It cannot report that its own worker or server is away. `nightbridge watchdog` f
 another machine than the worker's.
 """
 
+from functools import partial
 from pathlib import Path
 
 from prefect import flow
@@ -16,15 +17,11 @@ from nightbridge.errors import NightbridgeError
 from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClockField, ClusterField, StoreField, SystemField
 from nightbridge.models import Site
-from nightbridge.nights.watchdog import (
-    DAYS,
-    VerdictsMissing,
-    Watch,
-    question,
-    summary,
-    watch_lines,
-)
-from nightbridge.tasks.events import alarm, look_for_verdicts, send_watchdog_event
+from nightbridge.nights.prefect_api import configured_server
+from nightbridge.nights.watchdog import DAYS, VerdictsMissing, Watch, look, notice_of, question, summary, watch_lines
+from nightbridge.notify import notify
+from nightbridge.tasks.events import send_watchdog_event
+from nightbridge.tasks.site import block_value, store_of
 
 
 @flow(name="watchdog", flow_run_name="watchdog by {by}")
@@ -49,7 +46,7 @@ def watchdog(  # noqa: D417  (`SiteChoice` describes the others)
     """
     wanted = question(by, timezone=timezone, files=map(Path, scenarios or ()), days=days)
     site = site_of(system=system, cluster=cluster, store=store, workspace=workspace)
-    watch = look_for_verdicts(wanted, site)
+    watch = look(wanted, site, partial(store_of, site), configured_server())
     lines = "\n".join(watch_lines(watch))
     get_run_logger().info("%s", lines)
     untold = _alarm(watch, site) if watch.exit_code else ""
@@ -63,7 +60,7 @@ def watchdog(  # noqa: D417  (`SiteChoice` describes the others)
 def _alarm(watch: Watch, site: Site) -> str:
     """Tell people; return why that was not possible, where it was not."""
     try:
-        for way in alarm(watch, site):
+        for way in notify(notice_of(watch), site.notify, block_value):
             get_run_logger().info("sent: %s", way)
     except NightbridgeError as error:
         get_run_logger().error("%s", error)

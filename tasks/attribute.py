@@ -5,13 +5,10 @@ from functools import partial
 
 from prefect.logging import get_run_logger
 
-from nightbridge.attribution.axes import AXIS_WORDS, nodes_at
+from nightbridge.attribution.axes import AXIS_WORDS
 from nightbridge.attribution.plan import (
     AttributionPlan,
     AttributionRequest,
-    PlannedRun,
-    begin_designs,
-    design_run,
     find_change,
     find_rows,
     images_range,
@@ -23,30 +20,25 @@ from nightbridge.attribution.plan import (
 )
 from nightbridge.attribution.result import (
     AttributionResult,
-    ExchangeRun,
     Group,
     descent_plan,
     descent_request,
     keep_result,
     load_result,
     result_lines,
-    run_of,
     sentence,
-    stored_runs,
 )
 from nightbridge.bisect import plan as bisect_plans
 from nightbridge.bisect.plan import BisectPlan
 from nightbridge.bisect.shift import Shift
-from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import rows_until
 from nightbridge.history.rows import HistoryRow, gpu_hours
 from nightbridge.images.image import versions_between
 from nightbridge.images.registry import registry_tags
-from nightbridge.models import RunRecord, RunSpec, Site, Verdict
-from nightbridge.tasks.bisect import inner_of, repo_of, verdict_of
-from nightbridge.tasks.control import on_nodes
-from nightbridge.tasks.mirror import artifact_key, show_markdown
+from nightbridge.models import RunRecord, Site
+from nightbridge.tasks.bisect import inner_of, repo_of, show_answer, stored_base, verdict_of
+from nightbridge.tasks.mirror import artifact_key
 from nightbridge.tasks.site import commits_between, image_login, open_bumps, store_of
 from nightbridge.tasks.stage import never_reused, stage
 
@@ -92,34 +84,7 @@ def earlier_result(plan: AttributionPlan, site: Site) -> AttributionResult | Non
 @stage("attribution-base", key=never_reused)
 def bad_run(plan: AttributionPlan, site: Site) -> RunRecord:
     """The bad night's own run, which all runs of an attribution repeat."""
-    store = store_of(site)
-    record = load_record(store, plan.bad)
-    if record is None:
-        raise DamagedData("the bad night's run is gone", thing=store.url_of(plan.bad), advice="Name other nights")
-    return record
-
-
-def earlier_runs(
-    plan: AttributionPlan, bad: RunRecord, site: Site
-) -> tuple[tuple[ExchangeRun, ...], tuple[PlannedRun, ...]]:
-    """What an earlier process has run, and what it has begun. No stage: it is looked up again after every restart."""
-    return stored_runs(store_of(site), plan, bad)
-
-
-def begin(plan: AttributionPlan, designs: tuple[tuple[bool, ...], ...], site: Site) -> tuple[PlannedRun, ...]:
-    """Write down the designs that are run next."""
-    return begin_designs(store_of(site), plan, designs)
-
-
-def run_at_design(plan: AttributionPlan, bad: RunRecord, planned: PlannedRun) -> RunSpec:
-    """The run of a design, on its nodes."""
-    return on_nodes(design_run(plan, bad, planned), nodes_at(plan.factors, planned.design, bad))
-
-
-def read_run(plan: AttributionPlan, planned: PlannedRun, verdict: Verdict, site: Site) -> ExchangeRun:
-    """What a finished run measured."""
-    record = load_record(store_of(site), verdict.prefix) if verdict.prefix else None
-    return run_of(plan, planned, verdict, record)
+    return stored_base(plan.bad, site, advice="Name other nights")
 
 
 @stage("attribution-descent", key=never_reused)
@@ -173,12 +138,8 @@ def _range_of_commits(result: AttributionResult, group: Group, site: Site) -> Bi
 def keep_answer(result: AttributionResult, site: Site) -> AttributionResult:
     """Keep the answer with its evidence, and show it."""
     keep_result(store_of(site), result)
-    plan, lines = result.plan, result_lines(result)
-    text = "```\n" + "\n".join(lines).replace("```", "'''") + "\n```\n"
-    key = artifact_key("attribution", plan.cluster, plan.test_id)
-    show_markdown("the attribution's answer", text, key=key, description=sentence(result)[:200])
-    for line in lines:
-        get_run_logger().info("%s", line)
+    key = artifact_key("attribution", result.plan.cluster, result.plan.test_id)
+    show_answer(result_lines(result), "attribution", key=key, description=sentence(result)[:200])
     return result
 
 

@@ -1,5 +1,6 @@
 """The stages of a bisect besides those of a run: what is searched, what a point measured, and the answer."""
 
+from collections.abc import Sequence
 from functools import partial
 
 from prefect.logging import get_run_logger
@@ -10,7 +11,6 @@ from nightbridge.bisect.result import (
     BisectResult,
     Point,
     evaluate,
-    point_of,
     price_of,
     result_lines,
     stored_points,
@@ -19,10 +19,9 @@ from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import rows_until
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import GitRepo, RunRecord, Site, Verdict, slug
+from nightbridge.models import GitRepo, RunRecord, Site, Verdict
 from nightbridge.nights.records import read_verdict
 from nightbridge.report.queries import history_of
-from nightbridge.slurm.attempts import attempts_of, read_ended
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.mirror import show_markdown
@@ -87,22 +86,20 @@ def repo_of(store: ObjectStore, row: HistoryRow, repository: Repository) -> GitR
 @stage("bisect-base", key=never_reused)
 def base_run(plan: BisectPlan, site: Site) -> RunRecord:
     """The bad night's own run, whose configuration and other pins all points have."""
+    return stored_base(plan.base, site, advice="Name another range")
+
+
+def stored_base(prefix: str, site: Site, advice: str) -> RunRecord:
+    """The run that all others repeat.
+
+    Raises:
+        DamagedData: It is not stored any more.
+    """
     store = store_of(site)
-    record = load_record(store, plan.base)
+    record = load_record(store, prefix)
     if record is None:
-        raise DamagedData("the bad night's run is gone", thing=store.url_of(plan.base), advice="Name another range")
+        raise DamagedData("the bad night's run is gone", thing=store.url_of(prefix), advice=advice)
     return record
-
-
-def earlier_points(plan: BisectPlan, base: RunRecord, site: Site) -> tuple[Point, ...]:
-    """What an earlier process has already run. No stage: it is looked up again after every restart."""
-    return stored_points(store_of(site), plan, base)
-
-
-def read_point(plan: BisectPlan, index: int, number: int, verdict: Verdict, site: Site) -> Point:
-    """What a finished run measured."""
-    record = load_record(store_of(site), verdict.prefix) if verdict.prefix else None
-    return point_of(plan, index, number, verdict, record)
 
 
 def room_for(base: RunRecord, site: Site, most: int) -> int:
@@ -116,23 +113,13 @@ def keep_result(plan: BisectPlan, points: tuple[Point, ...], site: Site) -> Bise
     store = store_of(site)
     result = evaluate(plan, points)
     store.put(f"bisects/{plan.bisect_id}/result.json", result.model_dump_json(indent=2).encode() + b"\n")
-    lines = result_lines(result)
-    text = "```\n" + "\n".join(lines).replace("```", "'''") + "\n```\n"
-    show_markdown("the bisect's answer", text, key=f"bisect-{plan.bisect_id}", description=f"Bisect of {plan.test_id}")
-    for line in lines:
-        get_run_logger().info("%s", line)
+    show_answer(result_lines(result), "bisect", key=f"bisect-{plan.bisect_id}", description=f"Bisect of {plan.test_id}")
     return result
 
 
-def unfinished_points(test_id: str, bisect_id: str | None, site: Site, kind: str = "bisect") -> list[str]:
-    """The run keys of a test's bisects, or of one of them, whose job has not ended; found by their folders' names.
-
-    Those of another `kind` of search, such as `attribute`, are found in the same way.
-    """
-    wanted = f"*-{bisect_id}-*" if bisect_id else f"{slug(test_id)}-*-{kind}-*"
-    names = sorted(folder.name for folder in (site.workspace / "runs").glob(wanted))
-    return [
-        name
-        for name in names
-        if not all(read_ended(attempt.attempt_dir) for attempt in attempts_of(name, site.workspace))
-    ]
+def show_answer(lines: Sequence[str], search: str, *, key: str, description: str) -> None:
+    """Show the answer of a search as an artifact, and in the log."""
+    text = "```\n" + "\n".join(lines).replace("```", "'''") + "\n```\n"
+    show_markdown(f"the {search}'s answer", text, key=key, description=description)
+    for line in lines:
+        get_run_logger().info("%s", line)

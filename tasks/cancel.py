@@ -5,11 +5,12 @@ Plain functions, no tasks: Prefect calls cancellation hooks outside of any run, 
 
 import logging
 from collections.abc import Iterable, Iterator
+from typing import Literal
 
 from nightbridge.gate.control import most_pairs
-from nightbridge.models import NightReport, RunSpec, Site, Verdict, VerdictStatus
+from nightbridge.models import NightReport, RunSpec, Site, Verdict, VerdictStatus, slug
 from nightbridge.nights.records import NightPlan, read_end, record_end
-from nightbridge.slurm.attempts import cancel_jobs
+from nightbridge.slurm.attempts import attempts_of, cancel_jobs, read_ended
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.tasks.compare import stored_verdict
 from nightbridge.tasks.site import store_of
@@ -30,16 +31,30 @@ def cancel_runs(subject: str, run_keys: Iterable[str], site: Site) -> None:
     log.warning("%s: cancelled %s", subject, ", ".join(map(str, cancelled)) or "nothing, no running job")
 
 
-def run_keys_of(plan: NightPlan) -> Iterator[str]:
-    """The keys of every run that a night may have started: its own, and the pairs or re-runs that confirm them."""
-    for run in plan.runs:
-        for number in range(2 * (most_pairs(run.test.gate) + 1) + 1):  # one pair more may try suspect nodes
-            yield run.model_copy(update={"repeat": number}).run_key
+def cancel_search(
+    subject: str, kind: Literal["bisect", "attribute", "try"], test_id: str, site: Site, search_id: str | None = None
+) -> None:
+    """Cancel the jobs of a test's searches of a kind, or of one of them; found by the names of their folders."""
+    wanted = f"*-{search_id}-*" if search_id else f"{slug(test_id)}-*-{kind}-*"
+    names = sorted(folder.name for folder in (site.workspace / "runs").glob(wanted))
+    unfinished = [
+        name
+        for name in names
+        if not all(read_ended(attempt.attempt_dir) for attempt in attempts_of(name, site.workspace))
+    ]
+    cancel_runs(f"{subject} of {test_id}", unfinished, site)
 
 
 def cancel_night(plan: NightPlan) -> None:
     """Cancel every live job of a night."""
-    cancel_runs(f"night {plan.start.night}", run_keys_of(plan), plan.site)
+    cancel_runs(f"night {plan.start.night}", _run_keys_of(plan), plan.site)
+
+
+def _run_keys_of(plan: NightPlan) -> Iterator[str]:
+    """The keys of every run that a night may have started: its own, and the pairs or re-runs that confirm them."""
+    for run in plan.runs:
+        for number in range(2 * (most_pairs(run.test.gate) + 1) + 1):  # one pair more may try suspect nodes
+            yield run.model_copy(update={"repeat": number}).run_key
 
 
 def record_cancelled(plan: NightPlan) -> None:
@@ -56,6 +71,10 @@ def is_recorded(plan: NightPlan) -> bool:
 
 
 def _cancelled(run: RunSpec) -> Verdict:
-    reasons = ("the night was cancelled",)
-    status = VerdictStatus.CANCELLED
-    return Verdict(run_key=run.run_key, test_id=run.test.id, night=run.night, status=status, reasons=reasons)
+    return Verdict(
+        run_key=run.run_key,
+        test_id=run.test.id,
+        night=run.night,
+        status=VerdictStatus.CANCELLED,
+        reasons=("the night was cancelled",),
+    )

@@ -46,22 +46,16 @@ def stored_verdict(run: RunSpec, site: Site) -> Verdict | None:
 
 
 def _judge(record: RunRecord, store: ObjectStore, site: Site) -> Verdict:
-    commits = partial(commits_between, site)
-    night = this_night()
+    night, log = this_night(), get_run_logger()
     proof = proof_needed(night.runs, site.budget.false_alarms)
+    commits = partial(commits_between, site)
     verdict = judge_and_record(store, record, site.contract, commits, night.canary_series, proof)
-    test = record.spec.test.id
-    key = artifact_key("verdict", record.spec.scenario, record.job.cluster, test)
-    table = markdown_table((verdict,))
-    show_markdown(f"the verdict of {test}", table, key=key, description=f"Verdict of {test}")
-    get_run_logger().info("%s: %s %s", record.spec.test.id, verdict.status, "; ".join(verdict.reasons))
-    _tidy(store, record.job.cluster, record.series)
-    return verdict
-
-
-def _tidy(store: ObjectStore, cluster: str, series: str) -> None:
-    """Keep the history quick to read. Nothing depends on it, so whatever stops it stops nothing else."""
+    test, cluster = record.spec.test.id, record.job.cluster
+    key = artifact_key("verdict", record.spec.scenario, cluster, test)
+    show_markdown(f"the verdict of {test}", markdown_table((verdict,)), key=key, description=f"Verdict of {test}")
+    log.info("%s: %s %s", test, verdict.status, "; ".join(verdict.reasons))
     try:
-        compact(store, cluster, series)
-    except NightbridgeError as error:
-        get_run_logger().warning("the history was not compacted: %s", error)
+        compact(store, cluster, record.series)
+    except NightbridgeError as error:  # it only keeps the history quick to read
+        log.warning("the history was not compacted: %s", error)
+    return verdict

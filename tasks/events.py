@@ -2,8 +2,7 @@
 
 One `nightbridge.verdict` for each verdict of a night that has its report, unless it only still stands. One
 `nightbridge.night` for each end of a night: with a report, invalid, for want of infrastructure, cancelled or skipped.
-One `nightbridge.watchdog` for each look of the watchdog, which also notifies people in the site's own ways; a retry of
-the watchdog is a new look.
+One `nightbridge.watchdog` for each look of the watchdog; a retry of the watchdog is a new look.
 """
 
 from collections.abc import Mapping
@@ -11,12 +10,9 @@ from uuid import NAMESPACE_URL, uuid5
 
 from prefect.events import Event, Resource
 
-from nightbridge.models import NightReport, Site, Verdict, slug
-from nightbridge.nights.prefect_api import configured_server
-from nightbridge.nights.watchdog import Question, Watch, look, notice_of, summary
-from nightbridge.notify import notify
+from nightbridge.models import NightReport, Verdict, slug
+from nightbridge.nights.watchdog import Watch, notice_of, summary
 from nightbridge.tasks.mirror import send_events
-from nightbridge.tasks.site import block_value, store_of
 
 VERDICT_EVENT = "nightbridge.verdict"
 NIGHT_EVENT = "nightbridge.night"
@@ -115,16 +111,6 @@ def send_report_events(report: NightReport, end: str, cluster: str) -> None:
     ]
     of_the_night = night_event(report.scenario, report.night, end, cluster=cluster, message=bad, report=report.report)
     send_events([*events, of_the_night])
-
-
-def look_for_verdicts(question: Question, site: Site) -> Watch:
-    """Look which test has no verdict, and why."""
-    return look(question, site, lambda: store_of(site), configured_server())
-
-
-def alarm(watch: Watch, site: Site) -> tuple[str, ...]:
-    """Notify people of what is missing; return in which ways."""
-    return notify(notice_of(watch), site.notify, block_value)
 
 
 def send_watchdog_event(watch: Watch) -> None:

@@ -7,11 +7,16 @@ needs (`insist`), such as a subflow or the event of its end, is waited for as lo
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 from uuid import UUID
 
 import httpx
-from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.context import SettingsContext, get_settings_context
@@ -57,6 +62,12 @@ def show(what: str, call: Callable[[], object]) -> bool:
 def show_markdown(what: str, text: str, *, key: str, description: str) -> None:
     """Show a text as an artifact of the run; `what` is for the log."""
     show(what, lambda: create_markdown_artifact(text, key=key, description=description))
+
+
+def show_table(what: str, rows: list[dict[str, Any]], *, key: str, description: str) -> None:
+    """Show rows, if there are any, as an artifact of the run; `what` is for the log."""
+    if rows:
+        show(what, lambda: create_table_artifact(rows, key=key, description=description))
 
 
 def artifact_key(kind: str, scenario: str, cluster: str, test: str = "") -> str:
@@ -183,15 +194,10 @@ def send_events(events: Sequence[Event]) -> None:
 
     def post(client: SyncPrefectClient) -> None:
         client.request("POST", "/events", json=documents)
-        if _is_of_a_deployment():
+        if (flow_run := this_flow_run()) and flow_run.deployment_id:
             _wait_until_written(client, events[-1])
 
     insist("the night's events", on_server(post))
-
-
-def _is_of_a_deployment() -> bool:
-    flow_run = this_flow_run()
-    return bool(flow_run and flow_run.deployment_id)
 
 
 def _wait_until_written(client: SyncPrefectClient, last: Event) -> None:

@@ -6,7 +6,6 @@ Before the first stage, `prepare` checks everything that needs no checkout, so t
 from collections.abc import Sequence
 from pathlib import Path
 
-from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
 
 from nightbridge.config.scenarios import sweeps_nodes
@@ -18,7 +17,7 @@ from nightbridge.models import Checkout, ClusterLimits, Image, Job, LaunchPlan, 
 from nightbridge.rules import check, check_dumped, errors_of
 from nightbridge.slurm.attempts import without_failed_nodes
 from nightbridge.slurm.factory import cluster_of
-from nightbridge.tasks.mirror import artifact_key, show
+from nightbridge.tasks.mirror import artifact_key, show_table
 from nightbridge.tasks.site import store_of
 from nightbridge.tasks.stage import stage
 
@@ -31,10 +30,8 @@ def show_violations(scenario: Scenario, cluster: str) -> None:
         for violation in test.violations
     ]
     rows += [{"test": "", "severity": "warning", "what": warning} for warning in scenario.warnings]
-    if rows:
-        description = f"{scenario.name}: {len(rows)} violations"
-        key = artifact_key("violations", scenario.name, cluster)
-        show("the violations", lambda: create_table_artifact(rows, key=key, description=description))
+    key = artifact_key("violations", scenario.name, cluster)
+    show_table("the violations", rows, key=key, description=f"{scenario.name}: {len(rows)} violations")
 
 
 @stage("place", waits_for=(TransientError,))
@@ -90,9 +87,13 @@ def validate(
     Raises:
         InvalidInput: The run breaks a rule.
     """
-    violations = check(run, limits, checkout)
-    violations = (*violations, *_against_last_good(run, site))
-    _show(run, violations, site.cluster.name)
+    violations = (*check(run, limits, checkout), *_against_last_good(run, site))
+    show_table(
+        f"the violations of {run.test.id}",
+        [violation.model_dump(mode="json") for violation in violations],
+        key=artifact_key("violations", run.scenario, site.cluster.name, run.test.id),
+        description=f"Violations of {run.test.id}, against the pinned code and the cluster's limits",
+    )
     _refuse_errors(run, violations)
     plan = make_plan(run, checkout, image, limits, site, attempt, attempt_dir)
     plan = without_failed_nodes(plan, earlier, limits)
@@ -123,17 +124,6 @@ def _against_last_good(run: RunSpec, site: Site) -> tuple[Violation, ...]:
     for found in differences:
         log.info("differs from the last good run: %s = %r, was %r", found.path, found.after, found.before)
     return violations
-
-
-def _show(run: RunSpec, violations: Sequence[Violation], cluster: str) -> None:
-    if violations:
-        rows = [violation.model_dump(mode="json") for violation in violations]
-        key = artifact_key("violations", run.scenario, cluster, run.test.id)
-        description = f"Violations of {run.test.id}, against the pinned code and the cluster's limits"
-        show(
-            f"the violations of {run.test.id}",
-            lambda: create_table_artifact(rows, key=key, description=description),
-        )
 
 
 def _refuse_errors(run: RunSpec, violations: Sequence[Violation]) -> None:

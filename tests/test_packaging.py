@@ -76,7 +76,7 @@ def test_a_wheel_holds_one_package_with_the_code_of_the_linked_folders(wheel: Pa
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
 
     assert {name.partition("/")[0] for name in names} == {"nightbridge"}
-    assert {"nightbridge/flows/nightly.py", "nightbridge/tasks/clone.py", "nightbridge/blocks/site.py"} <= {*names}
+    assert {"nightbridge/flows/nightly.py", "nightbridge/tasks/fetch.py", "nightbridge/blocks/site.py"} <= {*names}
 
 
 def test_an_installed_command_works_beside_a_user_s_own_flows_and_tasks(place: Path, installed: Path) -> None:

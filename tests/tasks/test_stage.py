@@ -10,14 +10,14 @@ from prefect import Task, flow
 from nightbridge.errors import InvalidInput, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import RunSpec, Site
 from nightbridge.slurm.attempt_files import read_waiting
-from nightbridge.tasks import clone, compare, container, harvest, report, submit, validate, watch
+from nightbridge.tasks import compare, fetch, harvest, report, submit, validate, watch
 from nightbridge.tasks.stage import DELAY_VARIABLE, is_transient, stage
 from tests.builders import make_spec
 from tests.real.prefect_harness import prefect_in_this_process
 
 STAGES = [
-    clone.clone,
-    container.container,
+    fetch.clone,
+    fetch.container,
     validate.validate,
     submit.submit,
     watch.watch,

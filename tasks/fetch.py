@@ -1,4 +1,7 @@
-"""Stage 2, container: a verified image, or the declared absence of one."""
+"""Stages 1 and 2, clone and container: what a run is made of, verified.
+
+Both repositories at exact commits with the launcher's environment, and an image or the declared absence of one.
+"""
 
 from prefect.logging import get_run_logger
 
@@ -6,11 +9,23 @@ from nightbridge.errors import StatusUnknown
 from nightbridge.images.enroot import find_enroot
 from nightbridge.images.image import Importer, pull_image
 from nightbridge.images.on_node import NodeImporter
-from nightbridge.models import Image, RunSpec, Site
+from nightbridge.models import Checkout, Image, RunSpec, Site
+from nightbridge.repos.clone import make_checkout
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.tasks.mirror import PrefectAway
-from nightbridge.tasks.site import image_login, node_runner
+from nightbridge.tasks.site import image_login, node_runner, site_logins
 from nightbridge.tasks.stage import stage
+
+
+@stage("clone", waits_for=(PrefectAway,))
+def clone(run: RunSpec, site: Site) -> Checkout:
+    """Pin Megatron-Bridge and NeMo-Run for this night and make their checkouts."""
+    with site_logins(site):
+        checkout = make_checkout(run, site)
+    log = get_run_logger()
+    for repository in checkout.repositories:
+        log.info("%s at %s (%s) %s", repository.url, repository.commit[:12], repository.ref, repository.subject)
+    return checkout
 
 
 @stage("container", waits_for=(JobNotAccepted, StatusUnknown, PrefectAway))
