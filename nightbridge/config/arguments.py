@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, TypeAdapter
 
-from nightbridge.config.documents import Findings, KeyPath, Layered, unknown_key, validated
+from nightbridge.config.documents import Findings, KeyPath, unknown_key, validated
 from nightbridge.launch.flags import NO_EFFECT, TEST_FLAGS, Flag, Kind
 from nightbridge.launch.hetero_arguments import Finite, HeteroArguments
 from nightbridge.models import Model, SecretRef, SweepAxis
@@ -41,22 +41,20 @@ def read_secret(value: str, path: KeyPath, findings: Findings, *, variable: str 
         findings: Get the warning about a literal, and the problem of a reference to nothing, which is None.
         variable: The variable that usually holds such a secret.
     """
-    ref = _reference(value.strip(), findings.source, path)
+    value = value.strip()
+    if value.startswith(REFERENCE_PREFIXES):
+        kind, _, name = value.partition(":")
+        ref = SecretRef.model_validate({"source": kind, "name": name.strip()})
+    else:
+        layer = findings.source.origin(path)
+        key = ".".join(map(str, (*layer.base, *path)))
+        ref = SecretRef(source="toml", name=f"{layer.document.path.absolute()}#{key}")
     if not ref.name:
         findings.problem(path, f"is not a valid secret reference; write env:{variable} or block:NAME")
         return None
     if ref.source == "toml":
         findings.warn(path, "the file contains a token; prefer env:NAME or block:NAME, or set only the variable")
     return ref
-
-
-def _reference(value: str, source: Layered, path: KeyPath) -> SecretRef:
-    if value.startswith(REFERENCE_PREFIXES):
-        kind, _, name = value.partition(":")
-        return SecretRef.model_validate({"source": kind, "name": name.strip()})
-    layer = source.origin(path)
-    key = ".".join(str(part) for part in (*layer.base, *path))
-    return SecretRef(source="toml", name=f"{layer.document.path.absolute()}#{key}")
 
 
 CMD_ARGS = "cmd_args"
