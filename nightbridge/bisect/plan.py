@@ -10,28 +10,14 @@ from functools import partial
 
 from pydantic import Field
 
-from nightbridge.bisect.lineage import (
-    REPOSITORIES,
-    ListInner,
-    Repository,
-    SearchedRange,
-    Step,
-    range_of_steps,
-)
+from nightbridge.bisect.lineage import REPOSITORIES, ListInner, Repository, SearchedRange, Step, range_of_steps
 from nightbridge.bisect.search import Measured, Search, prior_of_nights
 from nightbridge.bisect.shift import Asked, SearchRequest, Shift, VerdictOf, asked_shift, metric_named, night_value
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.control import run_at
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow, Pin
-from nightbridge.models import (
-    GOOD_VERDICTS,
-    GitRepo,
-    RangeCommit,
-    RunRecord,
-    RunSpec,
-    StoredModel,
-)
+from nightbridge.models import GOOD_VERDICTS, GitRepo, RangeCommit, RunRecord, RunSpec, StoredModel
 from nightbridge.store.protocol import ObjectStore, read_stored
 
 FindCommits = Callable[[str, str, str], tuple[RangeCommit, ...]]

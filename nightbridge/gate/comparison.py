@@ -40,18 +40,8 @@ from nightbridge.history.metrics import (
     is_required,
     measured,
 )
-from nightbridge.history.nightly_values import (
-    Band,
-    band_of,
-    noise_of_runs,
-    strays_of,
-)
-from nightbridge.models import (
-    Comparison,
-    ComparisonStatus,
-    GatePolicy,
-    VerdictStatus,
-)
+from nightbridge.history.nightly_values import Band, band_of, noise_of_runs, strays_of
+from nightbridge.models import Comparison, ComparisonStatus, GatePolicy, VerdictStatus
 from nightbridge.models.metrics import Metric
 
 if TYPE_CHECKING:

@@ -14,13 +14,7 @@ from pydantic import Field
 
 from nightbridge.gate.decisions import Decision, decision_on, is_accepted
 from nightbridge.history.metrics import format_change, format_count, format_value, hardly_moved
-from nightbridge.history.nightly_values import (
-    Night,
-    adjusted,
-    night_values,
-    nights_of,
-    values_of,
-)
+from nightbridge.history.nightly_values import Night, adjusted, night_values, nights_of, values_of
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import ListedCommit, MetricName, Model, RepositoryChange, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, METRICS, Metric

@@ -15,15 +15,7 @@ from typing import Literal
 from pydantic import Field
 
 from nightbridge.errors import InvalidInput
-from nightbridge.gate.control import (
-    CLEAR,
-    MOST_TIMES,
-    OPEN,
-    PROOF,
-    arm_of,
-    change_looked_for,
-    weigh,
-)
+from nightbridge.gate.control import CLEAR, MOST_TIMES, OPEN, PROOF, arm_of, change_looked_for, weigh
 from nightbridge.history.metrics import format_change, format_count, format_value, measured
 from nightbridge.history.nightly_values import BROKEN, nights_of, noise_of_runs
 from nightbridge.history.rows import HistoryRow, gpu_hours

@@ -10,12 +10,7 @@ from nightbridge.gate.verdict import OUTCOMES
 from nightbridge.history.metrics import format_count, format_percent, format_point, format_value
 from nightbridge.history.nightly_values import Night, good_runs_before, night_value, nights_of, repeats_of
 from nightbridge.history.rows import HistoryRow, Pin
-from nightbridge.models import (
-    GOOD_VERDICTS,
-    Summary,
-    Verdict,
-    VerdictStatus,
-)
+from nightbridge.models import GOOD_VERDICTS, Summary, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME
 from nightbridge.report.charts import (
     MAX_NIGHTS,

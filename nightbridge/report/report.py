@@ -17,14 +17,7 @@ from nightbridge.nights.records import NightStart
 from nightbridge.outputs.log_errors import ErrorFinder
 from nightbridge.outputs.logs import MAX_LINE_BYTES, clean_line, raw_lines
 from nightbridge.report.charts import exchange_chart
-from nightbridge.report.page import (
-    MAX_CHARTED,
-    NewCommits,
-    ReportedRun,
-    build_page,
-    last_good_run,
-    render_page,
-)
+from nightbridge.report.page import MAX_CHARTED, NewCommits, ReportedRun, build_page, last_good_run, render_page
 from nightbridge.report.sweeps import sweep_section
 from nightbridge.report.tables import UNJUDGED, gravest_first
 from nightbridge.store.protocol import ObjectStore
