@@ -169,20 +169,18 @@ def trial_arm(control: RunSpec, change: Change, number: int) -> RunSpec:
 def arm_result(run: RunSpec, verdict: Verdict, record: RunRecord | None) -> TrialArm:
     """What a finished run of a trial measured."""
     assert run.arm is not None
-    found = {"arm": run.arm, "run_key": run.run_key, "status": verdict.status}
     reason = verdict.reasons[0] if verdict.reasons else ""
+    found = TrialArm(arm=run.arm, run_key=run.run_key, status=verdict.status, reason=reason)
     if record is None:
-        return TrialArm(**found, reason=reason)
-    usable = verdict.status not in BROKEN
+        return found
     values = {metric.name: value for metric in COLUMNS if (value := measured(metric, record.summary)) is not None}
-    return TrialArm(
-        **found,
-        reason=reason,
-        commit=record.checkout.megatron_bridge.commit,
-        nodes=record.job.status.nodes if record.job.status else "",
-        gpu_hours=gpu_hours(record) or 0.0,
-        values=values if usable else {},
-    )
+    update = {
+        "commit": record.checkout.megatron_bridge.commit,
+        "nodes": record.job.status.nodes if record.job.status else "",
+        "gpu_hours": gpu_hours(record) or 0.0,
+        "values": {} if verdict.status in BROKEN else values,
+    }
+    return found.model_copy(update=update)
 
 
 def judged(trial: Trial, arms: Sequence[TrialArm], gate: GatePolicy) -> Trial:
