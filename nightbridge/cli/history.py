@@ -230,7 +230,7 @@ def _withdraw(site: "Site", target: str, who: str, why: str, as_json: bool) -> N
         open_site_store(site), target, withdrawal, site.contract, partial(known_commits_between, site)
     )
     document = {"withdrawn": stored.id, **rejudged._asdict()}
-    level = f"the level since {stored.decision.since}{' alarms again' if rejudged.alarms else ''}"
+    level = f"the level since {stored.decision.since}{' alerts again' if rejudged.alarms else ''}"
     show(as_json, document, lambda: [f"withdrawn: {stored.decision.text}", f"{level} ({rejudged})"])
 
 
@@ -294,8 +294,8 @@ def bisect(
 ) -> int:
     """Find the commit that broke a test or made it worse, by running commits between a good and a bad night.
 
-    What it will cost is said first, and asked about on a terminal. The same command resumes an interrupted bisect. Exit
-    code 0 when the commit is found, 1 when not.
+    Prints the expected cost first, and on a terminal asks for confirmation. The same command resumes an interrupted
+    bisect. Exit code 0 when the commit is found, 1 when not.
     """
     from pydantic import ValidationError
 
@@ -350,8 +350,8 @@ def attribute(
 ) -> int:
     """Find what made a test worse: image, commit, submodule, configuration, environment or nodes.
 
-    Runs exchange what changed between a good and a bad night. What that will about cost is said first, and asked about
-    on a terminal. The same command resumes it. Exit code 0 when the cause is found, 1 when not.
+    Runs exchange what changed between a good and a bad night. Prints the expected cost first, and on a terminal asks
+    for confirmation. The same command resumes it. Exit code 0 when the cause is found, 1 when not.
     """
     from pydantic import ValidationError
 
@@ -363,7 +363,7 @@ def attribute(
 
     site = load_site(choice)
     test_id, until = named_test(site, test_id)
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "until": until,
         "metric": metric,
         "good": good,
@@ -374,11 +374,11 @@ def attribute(
         "at_once": at_once,
     }
     with contextlib.suppress(ValidationError):  # what is wrong with a request, the attribution says itself
-        note(f"attribution of {test_id}: {cost_of(test_id, AttributionRequest.model_validate(asked), site)}")
+        note(f"attribution of {test_id}: {cost_of(test_id, AttributionRequest.model_validate(request), site)}")
     if not _goes_on(yes):
         return 1
     with logged(choice, f"attribute-{slug(test_id)}"):
-        result = attribute_regression(test_id, **asked, **choice.parameters())
+        result = attribute_regression(test_id, **request, **choice.parameters())
     known = {"sentence": sentence(result), "gpu_hours": result.gpu_hours, "found": result.is_found}
     show(as_json, {**result.model_dump(mode="json"), **known}, lambda: result_lines(result))
     return 0 if result.is_found else 1
@@ -386,7 +386,7 @@ def attribute(
 
 def _goes_on(yes: bool) -> bool:
     """Ask on a terminal whether a search may cost what was said."""
-    if yes or not sys.stdin.isatty() or typer.confirm("go on?", err=True):
+    if yes or not sys.stdin.isatty() or typer.confirm("continue?", err=True):
         return True
     note("nothing was started")
     return False

@@ -166,9 +166,9 @@ def _ending(error: BaseException) -> tuple[str, int]:
 
 def _refused_request(error: Any, status: int) -> str:
     """The message of an answer of Prefect's server that is neither expected nor a success."""
-    asked = f"{error.request.method} {error.request.url.copy_with(query=None, userinfo=b'')}"
+    request = f"{error.request.method} {error.request.url.copy_with(query=None, userinfo=b'')}"
     advice = "Set PREFECT_API_AUTH_STRING" if status in (401, 403) else "Look at the server's log, and at its proxy's"
-    return f"{asked}: Prefect's server answered {status}. {advice}"
+    return f"{request}: Prefect's server answered {status}. {advice}"
 
 
 def _command_meant(name: str) -> str:

@@ -1,6 +1,6 @@
 """What commands print: results on stdout, as text or as one JSON document, and notes for people on stderr.
 
-Of a night that goes on, everything that Prefect and the jobs log goes to a file, and little to the terminal.
+While a night runs, everything that Prefect and the jobs log goes to a file, and little to the terminal.
 """
 
 import logging
@@ -130,7 +130,7 @@ def writing(path: Path) -> Iterator[None]:
         raise InvalidInput(reason, thing=str(path), advice="Name a file that can be written") from error
 
 
-# --- a night that goes on --------------------------------------------------------------------------------------------
+# --- a running night ------------------------------------------------------------------------------------------------
 
 ENGINE_WORDS = ("Finished in state", "Crash detected!")
 """What Prefect's engine says of any task or flow: the verdict, and what an interruption prints, say more."""
@@ -141,7 +141,7 @@ NIGHT_IN_KEY = re.compile(r"-\d{4}-\d\d-\d\d\b.*-([0-9a-f]{4})[0-9a-f]{6}$")
 
 
 def log_of(choice: "SiteChoice", night: str) -> Path:
-    """Where the log of a night or bisect goes; the site is read silently, what is odd about it is told later."""
+    """Where the log of a night or bisect goes; the site is read silently, warnings about it are printed later."""
     from nightbridge.config.sites import plain_site
 
     plain = plain_site(choice)

@@ -35,7 +35,7 @@ time_limit = "00:30:00"    # of the Slurm job
 
 [[git_repos]]
 url = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
-commit = "{version}"    # a tag or commit stays what it is; a branch is resolved anew every night
+commit = "{version}"    # a tag or commit stays what it is; a branch is resolved every night
 mount_as = "/opt/Megatron-Bridge"
 
 [nemo_run_repo]
@@ -90,7 +90,7 @@ def init(
     store: Annotated[str | None, typer.Option("--store", help="file:// or s3:// URL.")] = None,
     folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the files go.")] = Path(),
 ) -> None:
-    """Write a commented test file and a site file, from flags; on a terminal the missing ones are asked for.
+    """Write a commented test file and a site file, from flags; or on a terminal from a few questions.
 
     An existing site file stays as it is. The test is checked as `nightbridge validate` does.
     """

@@ -128,7 +128,7 @@ def fetch(
         typer.Option("--only", help="Just this, straight into DEST: a training can load checkpoints from there."),
     ] = None,
 ) -> None:
-    """Download a stored run and verify every byte; interrupted, the same command goes on."""
+    """Download a stored run and verify every byte; the same command resumes an interrupted download."""
     from nightbridge.harvest.manifest import last_attempt
     from nightbridge.harvest.restore import fetch_run
     from nightbridge.nights.records import find_run

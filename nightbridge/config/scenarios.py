@@ -126,8 +126,8 @@ def _single_test(document: Document) -> Scenario:
     source = Layered([Layer(document.table, document)])
     test, warnings = define_test(source, test_id=test_id, file=str(document.path))
     if isinstance(test, TestDefinition) and test.dependencies:
-        told = "has no effect: the file contains a single test"
-        warnings = (*warnings, finding(document.where(("dependencies",)), ("dependencies",), told, "warning"))
+        message = "has no effect: the file contains a single test"
+        warnings = (*warnings, finding(document.where(("dependencies",)), ("dependencies",), message, "warning"))
         test = test.model_copy(update={"dependencies": ()})
     return _assembled(test_id, document, [test], warnings)
 
@@ -176,8 +176,8 @@ def _scenario(document: Document, tests_dirs: Sequence[Path]) -> Scenario:
             tests.append(test)
             warnings.extend(found)
     if any(test.compat == "cloudai" for test in tests if isinstance(test, TestDefinition)):
-        told = 'has no effect here, and compat = "cloudai" promises CloudAI\'s own; remove one of them'
-        problems += [_problem(document, (key,), told) for key in document.table if key in REFUSED_FOR_CLOUDAI]
+        message = 'has no effect here, and compat = "cloudai" promises CloudAI\'s own; remove one of them'
+        problems += [_problem(document, (key,), message) for key in document.table if key in REFUSED_FOR_CLOUDAI]
     if problems:
         problems.extend(found for test in tests if isinstance(test, InvalidTest) for found in test.findings)
         raise InvalidInput("the scenario is not valid", thing=str(document.path), violations=problems)

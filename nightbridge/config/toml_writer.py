@@ -152,7 +152,7 @@ def import_script(script: Path, image: str, given: Mapping[str, str]) -> Importe
         given: Variables of the environment that the script asks for.
 
     Raises:
-        InvalidInput: The script starts nothing of the kind, or a value in it cannot be told.
+        InvalidInput: The script starts nothing of the kind, or a value in it cannot be determined.
     """
     launch = read_launch(script, given)
     if launch.program not in PROGRAMS:
@@ -176,7 +176,7 @@ def compare_command_lines(imported: ImportedScript, file: Path) -> Comparison:
         raise InvalidInput(
             "cannot be a test as it stands",
             thing=str(file),
-            advice="Mend these lines, or the script",
+            advice="Fix these lines, or the script",
             violations=scenario.invalid[0].violations,
         )
     (spec,) = runs(scenario, "import")

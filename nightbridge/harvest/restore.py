@@ -1,8 +1,8 @@
 """A stored run, checked and restored: what `nightbridge verify` and `nightbridge fetch` do.
 
 Objects are read in ranges, several at once, and every part is checked against the manifest as it arrives: one pass,
-and what is lost on the way is asked for again from where it broke off. A large file grows under a name of its own, with
-the digests of the parts it has behind its end, so that a fetch that was killed goes on with what is whole.
+and what is lost on the way is requested again from where it broke off. A large file grows under a name of its own, with
+the digests of the parts it has behind its end, so that a fetch that was killed resumes with what is whole.
 """
 
 import base64
@@ -35,7 +35,7 @@ RANGE = 32 << 20
 """Bytes of such a range, in whole parts: each request costs the server, and the processors, as much as 1 MiB."""
 
 TRIES = 6
-"""How often a part is asked for without a byte coming back."""
+"""How often a part is requested without a byte coming back."""
 
 ARRIVALS = 3
 """How often a part is read whose bytes are not those of the manifest, before its object counts as damaged."""

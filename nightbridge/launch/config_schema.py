@@ -20,7 +20,7 @@ from nightbridge.models import Model
 
 CONTAINER = "megatron.bridge.training.config:ConfigContainer"
 ANY = "Any"
-"""A type that cannot be told from the source: every value is accepted."""
+"""A type that cannot be determined from the source: every value is accepted."""
 
 _DTYPES = frozenset(
     ["float32", "fp32", "float", "bfloat16", "bf16", "float16", "fp16", "half", "float8_e4m3fn", "float8_e5m2"]

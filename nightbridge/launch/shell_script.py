@@ -1,7 +1,7 @@
 """The command that a launch script starts with torchrun, read and never executed.
 
 Assignments, arrays, `export`, `${NAME:-default}` and `$((...))` are followed in their order; branches, loops and
-functions are not, and whatever cannot be told is an error with its line.
+functions are not, and whatever cannot be determined is an error with its line.
 """
 
 import ast
@@ -48,7 +48,7 @@ def read_launch(path: Path, given: Mapping[str, str]) -> Launch:
     `given` are variables of the environment, which the script's defaults give way to.
 
     Raises:
-        InvalidInput: The script has no such command, or a value in it cannot be told without executing it.
+        InvalidInput: The script has no such command, or a value in it cannot be determined without executing it.
     """
     script = _Script(path, dict(given))
     for number, line in _lines(path.read_text(encoding="utf-8")):
@@ -86,7 +86,7 @@ class _Script:
         self._values: dict[str, str] = given
         self._arrays: dict[str, list[str]] = {}
         self.exported: dict[str, str] = {}
-        self._untold: dict[str, int] = {}
+        self._undetermined: dict[str, int] = {}
 
     def take(self, line: str, number: int) -> None:
         """Follow an assignment; other commands change nothing that is read here."""
@@ -100,7 +100,7 @@ class _Script:
                 return
             text = " ".join(self.words(value, number))
         except InvalidInput:
-            self._untold[name] = number  # an error only where the command needs it
+            self._undetermined[name] = number  # an error only where the command needs it
             return
         self._values[name] = self._values.get(name, "") + text if found["more"] else text
         if found["export"]:
@@ -119,7 +119,7 @@ class _Script:
     def _expanded(self, text: str, number: int) -> str:
         def value(match: re.Match[str]) -> str:
             if match["command"]:
-                raise self._error("the output of a command cannot be told", number)
+                raise self._error("the output of a command cannot be determined", number)
             if match["sum"] is not None:
                 return str(self._sum(match["sum"], number))
             name = match["braced"] or match["plain"]
@@ -127,7 +127,9 @@ class _Script:
             if found is None and match["default"] is not None:
                 found = self._expanded(match["default"].strip("\"'"), number)
             if found is None:
-                where = f", for line {self._untold[name]} cannot be told" if name in self._untold else ""
+                where = (
+                    f", for line {self._undetermined[name]} cannot be determined" if name in self._undetermined else ""
+                )
                 raise self._error(f"${name} has no value{where}", number)
             return re.sub(r'(["\\$`])', r"\\\1", found)
 
@@ -146,7 +148,7 @@ class _Script:
         try:
             return of(ast.parse(self._expanded(text, number).strip(), mode="eval").body)
         except (SyntaxError, ValueError, ZeroDivisionError) as error:
-            raise self._error(f"$(({text})) cannot be told: {error}", number) from error
+            raise self._error(f"$(({text})) cannot be determined: {error}", number) from error
 
     def _error(self, problem: str, number: int) -> InvalidInput:
         return InvalidInput(problem, thing=f"{self.path}:{number}", advice="Give it with --set NAME=VALUE")

@@ -297,7 +297,7 @@ class TestDefinition(Model):
     secrets: dict[str, SecretRef] = Field({}, description="Environment variable to the place of its value.")
     compat: Compat = Field("none", description="Whose verdict on sizes and CUDA graphs counts: ours, or CloudAI's own.")
     axes: tuple[SweepAxis, ...] = Field((), description="What is swept over; `cmd_args` holds the other fields.")
-    drawn: tuple[SweepAxis, ...] = Field((), description="What is drawn anew for each point (CloudAI's env_params).")
+    drawn: tuple[SweepAxis, ...] = Field((), description="What is drawn again for each point (CloudAI's env_params).")
     sweep: SweepPolicy = SweepPolicy()
     sbatch_args: tuple[str, ...] = Field((), description="sbatch options of this test, such as its node list.")
     dependencies: tuple[Dependency, ...] = Field((), description="Tests of the same scenario that come before it.")

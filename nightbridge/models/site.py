@@ -283,7 +283,7 @@ class Budget(Model):
     night: float | None = Field(None, ge=0, description="In one night of a scenario; no limit when unset.")
     month: float | None = Field(None, ge=0, description="In a calendar month, of all scenarios; no limit when unset.")
     attribution: float = Field(
-        0.0, ge=0, description="Of each new regression, what the search for its cause may cost; 0: nobody starts one."
+        0.0, ge=0, description="Of each new regression, what the search for its cause may cost; 0: none is started."
     )
     false_alarms: float = Field(
         1.0,

@@ -302,7 +302,7 @@ def _is_file(path: Path) -> bool:
 def _needs_metadata_json(path: Path, settings: Mapping[str, Any]) -> bool:
     """Every format but fsdp_dtensor and torch_dcp has a `metadata.json`.
 
-    Without the run's configuration the format is told by what only Megatron-Core's own has: a `common.pt`, or a state
+    Without the run's configuration the format is known by what only Megatron-Core's own has: a `common.pt`, or a state
     dict that torch did not have to flatten.
     """
     if not _is_file(path / "run_config.yaml"):

@@ -31,7 +31,7 @@ _TIME_KEY, _TIME_AT, _STEP_KEY, _STEP_AT, _VALUE_SIZE = 0x09, 1, 0x10, 10, 4
 _STEP_BYTES = 4
 """Longest step of a plain record, as written; longer ones are for the reader of single records."""
 _MOST_KNOWN = 4096
-"""Kinds of records that are told apart together: a training has one for each of its tags."""
+"""Kinds of records that are distinguished together: a training has one for each of its tags."""
 _FIRST_LOOK = 32
 """Unknown records looked at by themselves before the others are compared with what they were."""
 
@@ -285,7 +285,7 @@ def _columns(block: bytes, starts: "NDArray[np.int64]", ends: "NDArray[np.int64]
 def done_again(tags: "NDArray[np.int32]", steps: "NDArray[np.int64]") -> "NDArray[np.bool_]":
     """Which rows, in the order of writing, a later row of their tag has done again: its step is no larger.
 
-    A run that goes on from a checkpoint writes into another file, or goes back in its steps. What the life before it
+    A run that resumes from a checkpoint writes into another file, or goes back in its steps. What the life before it
     had after the checkpoint is no part of the run, even where the later life did not come as far. Steps below 1 are
     no iterations: of these only equal ones are done again.
     """

@@ -89,7 +89,7 @@ def _only_zeros_from(stream: BinaryIO, offset: int) -> bool:
 
 
 def _next_data(stream: BinaryIO, offset: int) -> int | None:
-    """Where a file goes on behind a hole, which may be of terabytes; None where a hole is all that follows."""
+    """Where a file continues behind a hole, which may be of terabytes; None where a hole is all that follows."""
     try:
         descriptor = stream.fileno()
         before = os.lseek(descriptor, 0, os.SEEK_CUR)

@@ -73,11 +73,11 @@ _HARMLESS = re.compile(
     r"\bwarn(?:ing)?\b|^rm: cannot remove|going to /tmp instead|could not remove squashfs", re.IGNORECASE
 )
 INFORMS = re.compile(r"(?<![=\w])(?:INFO|DEBUG)\b|level=info|(?:^|: |\[)[DI]\d{0,4} [a-zA-Z\d]")
-TOLD = re.compile(
+REMARKS = re.compile(
     INFORMS.pattern + r"|(?:^|: |\[)W\d{0,4} [a-zA-Z\d]|(?:^|srun: error: )\s*(?:If|Hint|Note|Tip|To|Try)\b"
     r"|(?i:\b(?:retry|retrying|falling back|skipping|ignor(?:ed|ing))\b)"
 )
-"""The level of a line that does not complain, as Python, glog and torch write it; a process that goes on; advice."""
+"""The level of a line that does not complain, as Python, glog and torch write it; a process that continues; advice."""
 NCCL_WARNING = re.compile(r"NCCL WARN |\.(?:h|cc?):\d+ WARN ")
 """Of its warnings NCCL makes the one on which a run died, too."""
 BARE_EXCEPTION = re.compile(
@@ -187,7 +187,7 @@ ROOT_CAUSE = "Root Cause (first observed failure)"
 ROOT_FIELD = re.compile(r"^\s+(rank|host)\s*: (\S+)")
 """What stands below it in torchrun's summary."""
 PROGRESS = re.compile(r" iteration +\d+/ *\d+ \|")
-"""Training that goes on, as Megatron-Bridge prints it."""
+"""Training that continues, as Megatron-Bridge prints it."""
 BAR = re.compile(r"(?<!\d)(\d{1,12})(/\d{1,12}) \[\d+:\d\d")
 """tqdm's progress bar, which is drawn once more when a process ends."""
 FOUND_NAN = re.compile(r"Rank (\d+): found .* node: ([\w.-]+)")
@@ -223,7 +223,7 @@ def rank_of_possible(line: str) -> int | None:
         return _WARNED if _QUOTES_EXCEPTION.search(line) else None
     if _EXPLAINS.search(line):
         return WORDED if sounds_so else None
-    if (is_harmless(line) or TOLD.search(line)) and not ("errno" in line and not OF_ANOTHER.search(line)):
+    if (is_harmless(line) or REMARKS.search(line)) and not ("errno" in line and not OF_ANOTHER.search(line)):
         return _WARNED if sounds_so else _WARNED + 1
     if _CANCELLED.search(line):
         return WORDED

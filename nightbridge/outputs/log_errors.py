@@ -16,7 +16,7 @@ class ErrorFinder:
     That is the last line of the last traceback, or the exception that a rank named. Without any it is the first line
     that is known to end a process, the last exception that stands alone, or the first complaint of a script; else what
     one process says of another, what only reports an end, and where no table knows any line, the first after the last
-    sign of going on that sounds like a failure. Behind it stand the first rank and node that failed, where the log
+    sign of continuing that sounds like a failure. Behind it stand the first rank and node that failed, where the log
     names them; behind an exception that another one led to, that one.
 
     A line is certain where a process says why itself ended, and nothing contradicts it: that Slurm ended the job later
@@ -91,14 +91,14 @@ class ErrorFinder:
         # An exception that speaks of another process is a consequence: what it said of that one may stand below.
         is_consequence = is_exception and lines.OF_ANOTHER.search(line)
         if lines.KNOWN_CAUSE.search(line) and not (
-            is_consequence or lines.is_harmless(line) or lines.TOLD.search(line)
+            is_consequence or lines.is_harmless(line) or lines.REMARKS.search(line)
         ):
             self._see_known(line)
         elif not is_exception and self._wants(line):
             self._note_possible(lines.rank_of_possible(line), line.strip())
 
     def _see_whether_it_goes_on(self, line: str) -> None:
-        """Call what was found possible where training goes on, or a script after its complaint; the possible weaker."""
+        """Where training, or a script after its complaint, continues, what was found is possible only."""
         best = self._best_kind()
         if not best and not self._possible:
             return
@@ -109,7 +109,7 @@ class ErrorFinder:
             self._is_over = self._in_doubt = self._was_killed_for_memory = False
             self._ended_for_all = self._led_to = self._after = ""
             self._went_on = self._others_went_on = False
-        elif "complaint" in self._found and lines.TOLD.search(line):
+        elif "complaint" in self._found and lines.REMARKS.search(line):
             self._possible.setdefault(lines.SOUNDS + lines.OUTLIVED, self._found.pop("complaint"))
         elif best in lines.OF_A_PROCESS:
             self._others_went_on |= lines.INFORMS.search(line) is not None

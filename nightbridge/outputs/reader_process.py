@@ -60,11 +60,11 @@ bytes that are handed on as they are."""
 OPENED, ANSWER, _FAILURE = b"o", b"a", b"f"
 
 CALLER: list[socket.socket] = []
-"""In a child, its connection to whoever called it; empty in any other process."""
+"""In a child, its connection to its caller; empty in any other process."""
 
 
 class Setup(Model):
-    """What a child is told first: what it is to call, and where it may read."""
+    """The first message to a child: what it is to call, and where it may read."""
 
     module: str
     function: str

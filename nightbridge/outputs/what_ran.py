@@ -89,7 +89,7 @@ def what_ran(curves: Curves, planned: Mapping[str, Scalar]) -> dict[str, dict[st
     """What really ran, by quantity and source (`Summary.ran`): the run's own dump, its log, and TensorBoard."""
     steps = list(latest_steps(curves.log.steps).values())
     samples = curves.table.loc[curves.table["tag"] == _SAMPLES_TAG, "step"].max() if _is_whole(curves) else None
-    told: dict[str, dict[str, float | None]] = {
+    reported: dict[str, dict[str, float | None]] = {
         "the log": {
             "iterations": steps[-1].total if steps else None,
             "global batch size": steps[-1].global_batch_size if steps else None,
@@ -104,7 +104,7 @@ def what_ran(curves: Curves, planned: Mapping[str, Scalar]) -> dict[str, dict[st
         },
     }
     ran: dict[str, dict[str, float | str]] = {name: {"its configuration": value} for name, value in planned.items()}
-    for source, values in told.items():
+    for source, values in reported.items():
         for name, value in values.items():
             if value is not None:
                 ran.setdefault(name, {})[source] = value

@@ -172,10 +172,10 @@ def check_test(
     refused = (*_skipped(test, expansion, severity), *_skipped_draws(test, grid, severity))
     if first is None:
         refused = (*refused, *_hidden(test, {found.rule for found in refused}, limits, checkout))
-        told = {found.rule for found in refused}
+        broken = {found.rule for found in refused}
         written = {axis.name: axis.values[0] for axis in (*test.axes, *test.drawn)}
         others = _check_one(at_point(test, written, limits=limits), limits, checkout)
-        return (*refused, *(found for found in others if found.rule not in told))
+        return (*refused, *(found for found in others if found.rule not in broken))
     return (*_too_many(test, expansion), *refused, *_check_one(at_point(test, first, limits=limits), limits, checkout))
 
 
@@ -223,11 +223,11 @@ def _skipped(test: TestDefinition, expansion: Expansion, severity: Severity) -> 
 
 
 def _hidden(
-    test: TestDefinition, told: Collection[str], limits: ClusterLimits | None, checkout: Checkout | None
+    test: TestDefinition, broken: Collection[str], limits: ClusterLimits | None, checkout: Checkout | None
 ) -> Iterator[Violation]:
     """Rules that are broken only by points that others refuse already, each with its own count."""
     for rule in rules_of(test) if test.axes else ():
-        if rule.id not in told:
+        if rule.id not in broken:
             alone = expansion_of(Grid(test, (rule,), limits, checkout), MAX_COUNTED)
             yield from _skipped(test, alone, "error")
 

@@ -1,4 +1,4 @@
-"""A store in an S3 bucket: what is asked and decided goes through boto3, the data through `s3_bulk` and `s3_upload`."""
+"""A store in an S3 bucket: requests and decisions go through boto3, the data through `s3_bulk` and `s3_upload`."""
 
 import base64
 import hashlib

@@ -399,6 +399,6 @@ def test_the_command_line_lists_and_withdraws(
 
     said = capsys.readouterr()
     assert codes == [0, 0, 0, 2]
-    assert f"the level since {night(4)} alarms again (2 nights judged again, 1 with another verdict)" in said.out
+    assert f"the level since {night(4)} alerts again (2 nights judged again, 1 with another verdict)" in said.out
     assert said.out.count("withdrawn by bob") == 1
     assert "Name a run to accept, --undo ID, or --list" in said.err

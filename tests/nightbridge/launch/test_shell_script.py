@@ -56,7 +56,7 @@ def test_a_variable_that_is_given_wins_over_the_scripts_default(tmp_path: Path) 
     ("text", "says"),
     [
         ("torchrun p.py --n $N", "run.sh:3: $N has no value"),
-        ("NOW=$(date)\ntorchrun p.py --n $NOW", "run.sh:4: $NOW has no value, for line 3 cannot be told"),
+        ("NOW=$(date)\ntorchrun p.py --n $NOW", "run.sh:4: $NOW has no value, for line 3 cannot be determined"),
         ("if true; then\n  torchrun p.py\nfi", "starts nothing with torchrun outside of branches"),
         ("torchrun --standalone", "torchrun gets no program"),
     ],
