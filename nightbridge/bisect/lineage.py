@@ -19,7 +19,7 @@ from nightbridge.models import Bump, GitRepo, Model, RangeCommit
 Repository = Literal["megatron_bridge", "nemo_run"]
 REPOSITORIES: dict[Repository, str] = {"megatron_bridge": "Megatron-Bridge", "nemo_run": "NeMo-Run"}
 
-Searched = Literal["megatron_bridge", "nemo_run", "image"]
+Searched = Literal[Repository, "image"]
 RANGES: Mapping[Searched, str] = {"megatron_bridge": "Megatron-Bridge", "nemo_run": "NeMo-Run", "image": "image"}
 """Everything that has points between a good and a bad one, as results call it."""
 

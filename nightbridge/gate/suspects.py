@@ -71,16 +71,13 @@ def find_suspects(
     if found is None:
         return None
     before, after = found
-    changed = differences(store, before, after)
     return Suspects(
         last_good=before.night,
         night=after.night,
         run_before=before.run_key,
         run_after=after.run_key,
         repositories=repository_changes(before, after, commits_between),
-        configuration=changed.configuration,
-        environment=changed.environment,
-        notes=changed.notes,
+        **differences(store, before, after)._asdict(),
     )
 
 
