@@ -36,7 +36,7 @@ from tests.nightbridge.outputs.builders import EventFileBuilder, StepLine
 
 TIMES = int(os.environ.get("NIGHTBRIDGE_FUZZ", "1"))
 OUTPUTS, DOCUMENTS, ANSWERS = 200 * TIMES, 200 * TIMES, 20 * TIMES
-pytestmark = pytest.mark.timeout(7200)
+pytestmark = [pytest.mark.timeout(7200), pytest.mark.thorough]
 QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
 ROOT = Path(__file__).parents[1]
 DATA = Path(__file__).parent / "nightbridge/outputs/data"

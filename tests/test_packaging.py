@@ -71,6 +71,7 @@ def python(code: str, cwd: Path, path: Path) -> str:
 # --- (a) one top-level package ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_wheel_holds_one_package_with_the_code_of_the_linked_folders(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
@@ -79,6 +80,7 @@ def test_a_wheel_holds_one_package_with_the_code_of_the_linked_folders(wheel: Pa
     assert {"nightbridge/flows/nightly.py", "nightbridge/tasks/fetch.py", "nightbridge/blocks/site.py"} <= {*names}
 
 
+@pytest.mark.thorough
 def test_an_installed_command_works_beside_a_user_s_own_flows_and_tasks(place: Path, installed: Path) -> None:
     command = [sys.executable, "-m", "nightbridge", "validate", "small.toml"]
     environment = os.environ | {"PYTHONPATH": str(installed)}
@@ -91,18 +93,21 @@ def test_an_installed_command_works_beside_a_user_s_own_flows_and_tasks(place: P
 # --- (b) where the public functions are imported from ----------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_public_functions_are_imported_from_the_package_everywhere(place: Path, installed: Path) -> None:
     code = "from nightbridge import nightly_regression, run_pipeline; print(nightly_regression.__module__)"
 
     assert python(code, place, installed) == "nightbridge.flows.api\n"
 
 
+@pytest.mark.thorough
 def test_the_public_functions_are_imported_from_flows_in_a_checkout() -> None:
     code = "from flows import nightly_regression, run_pipeline; print(nightly_regression.__module__)"
 
     assert python(code, ROOT, ROOT) == "nightbridge.flows.api\n"
 
 
+@pytest.mark.thorough
 def test_importing_the_package_and_validating_a_file_load_no_prefect(place: Path, installed: Path) -> None:
     code = (
         "import sys, nightbridge\n"

@@ -77,6 +77,7 @@ def run_hetero(repositories: PracticeRepositories, tmp_path: Path) -> RunHetero:
     return run
 
 
+@pytest.mark.thorough
 def test_it_trains_saves_and_goes_on_as_if_it_had_never_stopped(run_hetero: RunHetero) -> None:
     whole = run_hetero(name="whole")
     saved = find_checkpoints(whole.output / "checkpoints")

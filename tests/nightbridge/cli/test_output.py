@@ -161,6 +161,7 @@ def on_a_terminal(program: str, columns: int, until: str, cwd: Path) -> tuple[in
     return process.wait(timeout=30), written.decode()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("columns", [80, 200])
 @pytest.mark.parametrize("program", [NIGHT, WATCH], ids=["run", "watch"])
 def test_a_terminal_is_redrawn_in_place_and_left_as_it_was(tmp_path: Path, program: str, columns: int) -> None:

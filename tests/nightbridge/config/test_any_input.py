@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,8 @@ from nightbridge.errors import InvalidInput
 from nightbridge.launch.flags import NO_EFFECT, TEST_FLAGS
 from nightbridge.models import Scenario
 from nightbridge.rules import check_scenario
+
+pytestmark = pytest.mark.thorough
 
 PATH = Path("any.toml")
 

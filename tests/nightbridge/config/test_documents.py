@@ -3,6 +3,7 @@
 import tomllib
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,6 +55,7 @@ def test_a_key_that_is_not_there_has_no_line() -> None:
     assert line_of(key_lines(TEXT), ("nothing",)) is None
 
 
+@pytest.mark.thorough
 @given(st.text())
 def test_no_text_breaks_the_scan(text: str) -> None:
     key_lines(text)

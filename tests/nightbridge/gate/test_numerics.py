@@ -127,6 +127,7 @@ def test_a_run_again_that_agrees_makes_it_certain(found: Nights) -> None:
     assert (verdict.status, verdict.certainty) == ("regressed", "2 of 2 runs")
 
 
+@pytest.mark.thorough
 def test_it_stands_for_sixty_nights_and_costs_no_further_runs(found: Nights) -> None:
     found.night(OTHER, again=[OTHER])
 

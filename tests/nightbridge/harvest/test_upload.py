@@ -206,6 +206,7 @@ def peak_of_upload(settings: StoreSettings, folder: Path) -> tuple[int, int]:
     return int(added), int(whole)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["directory", pytest.param("ceph", marks=pytest.mark.s3)])
 def test_one_huge_file_and_its_holes_take_little_memory(
     settings_of: Callable[[str], StoreSettings], tmp_path: Path, kind: str

@@ -396,6 +396,7 @@ class TestBlocks:
             assert (file.status, repr(list(file.rows))) == ("corrupt", repr(rows)), position
             assert f"at byte {file.damage_offset} (" in damage
 
+    @pytest.mark.thorough
     def test_every_flipped_byte_of_records_like_those_before_is_found(
         self, event_file: Callable[..., EventFileBuilder], monkeypatch: pytest.MonkeyPatch
     ) -> None:
