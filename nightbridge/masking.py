@@ -179,22 +179,22 @@ class _Pieces:
 
     def _after_breaks(self, data: bytes, array: "NDArray[np.uint8]", breaks: "NDArray[np.int_]") -> Iterator["_Found"]:
         first = self._past_blanks(array, breaks + 1, 1, 0)
-        for place in self._likely_at(0, array, first, len(array) - MIN_PIECE):
-            at = int(first[place])
-            ends = int(breaks[place + 1]) if place + 1 < len(breaks) else at
+        for index in self._likely_at(0, array, first, len(array) - MIN_PIECE):
+            at = int(first[index])
+            ends = int(breaks[index + 1]) if index + 1 < len(breaks) else at
             line = data[at:ends].rstrip()
             for rest in self._after.get(int.from_bytes(data[at : at + 4], "little"), ()):
                 if data.startswith(rest, at):
-                    yield _Found(int(breaks[place]), at, at + len(rest))
+                    yield _Found(int(breaks[index]), at, at + len(rest))
                 elif len(line) >= MIN_PIECE and rest.startswith(line):
-                    yield _Found(int(breaks[place]), at, at + len(line))
+                    yield _Found(int(breaks[index]), at, at + len(line))
 
     def _before_breaks(
         self, data: bytes, array: "NDArray[np.uint8]", breaks: "NDArray[np.int_]", start: int
     ) -> Iterator["_Found"]:
         last = self._past_blanks(array, breaks, -1, start)
-        for place in self._likely_at(1, array, last - 4, len(array)):
-            end = int(last[place])
+        for index in self._likely_at(1, array, last - 4, len(array)):
+            end = int(last[index])
             for head in self._before.get(int.from_bytes(data[end - 4 : end], "little"), ()):
                 if end - len(head) >= start and data.endswith(head, 0, end):
                     yield _Found(end - len(head), end - len(head), end)

@@ -217,8 +217,8 @@ def calibrated(curves: Sequence[Curve]) -> tuple[Curve, ParityBands] | None:
     if not steps or len(runs) < MIN_CALIBRATION_RUNS:
         return None
     found = [
-        compare_curves(_curve(steps, np.median(np.delete(runs, place, axis=0), axis=0)), _curve(steps, run))
-        for place, run in enumerate(runs)
+        compare_curves(_curve(steps, np.median(np.delete(runs, index, axis=0), axis=0)), _curve(steps, run))
+        for index, run in enumerate(runs)
     ]
     widest = {
         name: max(getattr(LEAST_BANDS, name), CALIBRATION * max(abs(getattr(one, field) or 0.0) for one in found))
