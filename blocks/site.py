@@ -229,9 +229,6 @@ class Site(SettingsBlock):
         )
 
 
-_CLUSTERS = f"{', '.join(PLAIN_CLUSTERS)} or a file ending in .toml"
-
-
 def site_choice(given: Mapping[str, Any]) -> SiteChoice:
     """The choice in the parameters of a flow, a flow run or a deployment; of a block its name counts.
 
@@ -288,7 +285,8 @@ def _site_with_blocks(choice: SiteChoice) -> models.Site:
     changes: dict[str, object] = {"workspace": (choice.workspace or site.workspace).absolute()}
     if cluster and cluster not in (site.cluster.kind, site.cluster.name):
         known = plain_site(SiteChoice(cluster=cluster))
-        changes["cluster"] = known[0].cluster if known else _load(SlurmCluster, cluster, _CLUSTERS).settings()
+        otherwise = f"{', '.join(PLAIN_CLUSTERS)} or a file ending in .toml"
+        changes["cluster"] = known[0].cluster if known else _load(SlurmCluster, cluster, otherwise).settings()
     if store and "://" in store:
         changes["store"] = (site.store or models.StoreSettings(url=store)).model_copy(update={"url": store})
     elif store:

@@ -50,12 +50,7 @@ from nightbridge.tasks.site import store_of
 
 def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Cancel the jobs of a cancelled attribution. Prefect runs this in another process."""
-    cancel_attribution(flow_run.parameters["test_id"], site_of(**flow_run.parameters))
-
-
-def cancel_attribution(test_id: str, site: Site) -> None:
-    """Cancel the jobs of a test's attributions, which are found by their names."""
-    cancel_search("attribution", "attribute", test_id, site)
+    cancel_search("attribute", flow_run.parameters["test_id"], site_of(**flow_run.parameters))
 
 
 @flow(name="attribute", flow_run_name="attribute {test_id}", on_cancellation=[cancel_hook], persist_result=True)

@@ -31,7 +31,7 @@ def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
     """Cancel the jobs of a cancelled bisect. Prefect runs this in another process, so they are found by their names."""
     given = flow_run.parameters
     request = BisectRequest.model_validate(given.get("request") or {})
-    cancel_search("bisect", "bisect", given["test_id"], site_of(**given), request.bisect_id)
+    cancel_search("bisect", given["test_id"], site_of(**given), request.bisect_id)
 
 
 @flow(name="bisect", flow_run_name="bisect {test_id}", on_cancellation=[cancel_hook], persist_result=True)

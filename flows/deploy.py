@@ -28,7 +28,7 @@ from prefect.workers.process import ProcessWorker
 from pydantic import Field
 
 from nightbridge import __version__, blocks
-from nightbridge.blocks import HarvestStore, Site, SlurmCluster, load_site, site_choice
+from nightbridge.blocks import HarvestStore, Site, SlurmCluster, load_site, site_of
 from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.flows.automations import make_automations
 from nightbridge.flows.final_states import NIGHTLY
@@ -158,7 +158,7 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
         for pool, queue in sorted((pool, queue) for pool, queue in queues if queue):
             yield _make_queue(client, pool, queue)
         given = _site_parameters(client, request)
-        results = _results_block(client, request, site)
+        results = _results_block(site)
         for each in wanted:
             yield _make_deployment(client, each, request, cluster, given, results)
         yield from make_automations(client, site)
@@ -186,7 +186,7 @@ def _site_parameters(client: SyncPrefectClient, request: Request) -> dict[str, A
 _BLOCK_OF: Mapping[str, type[Block]] = {"system": Site, "cluster": SlurmCluster, "store": HarvestStore}
 
 
-def _results_block(client: SyncPrefectClient, request: Request, site: SiteSettings) -> str:
+def _results_block(site: SiteSettings) -> str:
     """The block of the site's store, where results are kept so that any worker can go on; made where there is none."""
     name = f"results-{slug(site.cluster.name)}"
     store = site.store_settings
@@ -270,7 +270,8 @@ def start_night(night: str) -> str:
         if not known.state.is_final():
             return f"{what}, still {_in_words(known.state)}"
         if known.state.is_completed():
-            return f"{what}, {_in_words(known.state)} before; {_again(night)}"
+            again = f"to run it again: .venv/bin/prefect deployment run {DEPLOYMENT} -p night={night}"
+            return f"{what}, {_in_words(known.state)} before; {again}"
         client.set_flow_run_state(known.id, AwaitingRetry(message="`make night`"))
         return f"{what}, {_ENDS[known.state.type]} before; resumed"
 
@@ -281,10 +282,6 @@ _ENDS = {StateType.CRASHED: "crashed", StateType.FAILED: "failed", StateType.CAN
 def _in_words(state: State[Any]) -> str:
     """`AwaitingRetry` as `awaiting retry`."""
     return re.sub(r"\B(?=[A-Z])", " ", state.name or state.type.value).lower()
-
-
-def _again(night: str) -> str:
-    return f"to run it again: .venv/bin/prefect deployment run {DEPLOYMENT} -p night={night}"
 
 
 def _started(night: str) -> str:
@@ -307,8 +304,7 @@ def _flow_run_of(client: SyncPrefectClient, deployment: DeploymentResponse, nigh
 def _recorded(deployment: DeploymentResponse, night: str) -> list[UUID]:
     """The flow runs that began a night, as the store has them."""
     try:
-        site = load_site(site_choice(deployment.parameters))
-        nights = find_nights(store_of(site), night=night)
+        nights = find_nights(store_of(site_of(**deployment.parameters)), night=night)
     except NightbridgeError as error:
         print(f"nights by the schedule are not looked for: {error}", file=sys.stderr)
         return []

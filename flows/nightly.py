@@ -24,7 +24,7 @@ from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.threads import side_by_side
 from nightbridge.gate.verdict import verdict_for_error, verdict_for_invalid
-from nightbridge.models import NightReport, RunSpec, Scenario, Site, SiteChoice, Verdict, VerdictStatus, worst_status
+from nightbridge.models import NightReport, RunSpec, Site, SiteChoice, Verdict, VerdictStatus, worst_status
 from nightbridge.models.base import NightId
 from nightbridge.models.series import series_id
 from nightbridge.nights.liveness import alive
@@ -32,7 +32,7 @@ from nightbridge.nights.records import NightPlan, new_night
 from nightbridge.report.sweeps import sweep_results
 from nightbridge.report.tables import further_runs_of
 from nightbridge.slurm.attempts import AttemptChoice
-from nightbridge.tasks.cancel import cancel_night, record_cancelled
+from nightbridge.tasks.cancel import cancel_night, cancel_search, record_cancelled
 from nightbridge.tasks.compare import confirm, stored_verdict
 from nightbridge.tasks.context import NightContext, run_log, shared_night
 from nightbridge.tasks.control import (
@@ -91,11 +91,8 @@ def _named_workspace(flow_run: FlowRun) -> Path | None:
 
 def _cancel_attributions(plan: NightPlan) -> None:
     if plan.site.budget.attribution:
-        # Here, and not with every start of a night: most nights need no cause, and their reaper none either.
-        from nightbridge.flows.attribute import cancel_attribution
-
         for test in {test.test_id for test in plan.start.tests}:
-            cancel_attribution(test, plan.site)
+            cancel_search("attribute", test, plan.site)
 
 
 def _report_cancelled_unplanned(flow_run: FlowRun) -> None:
@@ -150,7 +147,7 @@ def nightly(  # noqa: D417  (`SiteChoice` describes the others)
             plan = plan_of_this_run()
             if plan is None:
                 choice = site_choice({"system": system, "cluster": cluster, "store": store, "workspace": workspace})
-                plan = _new_plan(process, partial(read_scenario, scenario, tests or ()), night, catch_up, choice)
+                plan = _new_plan(process, scenario, tests or (), night, catch_up, choice)
             else:
                 process.enter_context(alive(plan.site.workspace, plan.start.flow_run))
         except NightSkipped as skipped:
@@ -161,10 +158,15 @@ def nightly(  # noqa: D417  (`SiteChoice` describes the others)
 
 
 def _new_plan(
-    process: ExitStack, read: partial[Scenario], night: str | None, catch_up: CatchUp, choice: SiteChoice
+    process: ExitStack,
+    scenario: str,
+    tests: Sequence[str],
+    night: str | None,
+    catch_up: CatchUp,
+    choice: SiteChoice,
 ) -> NightPlan:
     """Choose the night and plan it; whatever keeps it from starting is reported as its end."""
-    name, decided, on = Path(read.args[0]).stem, night or new_night(), ""
+    decided, on = night or new_night(), ""
     try:
         chosen = fix_night(night)
         decided = chosen.night
@@ -173,11 +175,11 @@ def _new_plan(
         on = site.cluster.name
         # From here on, so that the loss of this host is noticed even before the plan is kept.
         process.enter_context(alive(site.workspace, str(flow_run.id)))
-        return make_plan(read(), chosen, site, choice)
+        return make_plan(read_scenario(scenario, tests), chosen, site, choice)
     except (NightSkipped, NightbridgeError) as error:
         ends = {NightSkipped: "skipped", InvalidInput: "invalid"}
         end = next((end for kind, end in ends.items() if isinstance(error, kind)), "infrastructure")
-        send_events([night_event(name, decided, end, cluster=on, message=str(error))])
+        send_events([night_event(Path(scenario).stem, decided, end, cluster=on, message=str(error))])
         raise
 
 
@@ -211,13 +213,9 @@ def _run(plan: NightPlan, attempt: AttemptChoice, shared: NightContext) -> Night
     invalid = [verdict_for_invalid(test, start.scenario, start.night) for test in plan.scenario.invalid]
     one_run = partial(_verdict_of, site=plan.site, attempt=attempt, shared=shared)
     shared.register_runs(run.run_key for run in runs)
-
-    def run_all(some: Sequence[RunSpec]) -> list[Verdict]:
-        return side_by_side(one_run, some, most=MAX_RUNS_AT_ONCE)
-
     first = [run for run in runs if _comes_first(run, runs)]
     others = [run for run in runs if run not in first]
-    judged = [*run_all(first), *run_all(others)]
+    judged = [each for some in (first, others) for each in side_by_side(one_run, some, most=MAX_RUNS_AT_ONCE)]
     verdicts = (*invalid, *_confirmed([*first, *others], judged, one_run, plan.site))
     return report(start, verdicts, plan.site, sweep_results(plan.scenario, runs, verdicts, plan.limits))
 
@@ -237,6 +235,7 @@ def _attributed(plan: NightPlan, written: NightReport) -> NightReport:
     ]
     if not worse or not plan.site.budget.attribution:
         return written
+    # Here, and not with every start of a night: most nights need no cause.
     from nightbridge.attribution.plan import AttributionRequest
     from nightbridge.flows.attribute import attribute
 
@@ -244,7 +243,8 @@ def _attributed(plan: NightPlan, written: NightReport) -> NightReport:
     for verdict in worse:
         try:
             budget = attribution_budget(plan.start.night, plan.site)
-            asked |= attribute(verdict.test_id, AttributionRequest(budget=budget), plan.site) is not None
+            attribute(verdict.test_id, AttributionRequest(budget=budget), plan.site)
+            asked = True
         except NightbridgeError as error:  # the verdict stands without its cause
             get_run_logger().warning("%s: no cause is known: %s", verdict.test_id, error)
     return report(plan.start, written.verdicts, plan.site, written.sweeps) if asked else written

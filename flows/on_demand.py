@@ -52,7 +52,7 @@ def accept(  # noqa: D417  (`SiteChoice` describes the others)
     """
     site = site_of(system=system, store=store)
     made = decide(run, kind, who=who, why=why, metrics=metrics, until=until or "", site=site)
-    return _state(made, ("Decided", ""), bad=False, lines=[f"{made.series}: {made.text}"])
+    return _state(made, "Decided", [f"{made.series}: {made.text}"])
 
 
 @flow(name="withdraw", flow_run_name="withdraw {decision}")
@@ -73,8 +73,7 @@ def withdraw(  # noqa: D417  (`SiteChoice` describes the others)
     """
     stored, rejudged = withdraw_decision(decision, who=who, why=why, site=site_of(system=system, store=store))
     level = f"the level since {stored.decision.since}{' alarms again' if rejudged.alarms else ''}"
-    lines = [f"withdrawn: {stored.decision.text}", f"{level} ({rejudged})"]
-    return _state(stored, ("Withdrawn", ""), bad=False, lines=lines)
+    return _state(stored, "Withdrawn", [f"withdrawn: {stored.decision.text}", f"{level} ({rejudged})"])
 
 
 @flow(name="parity", flow_run_name="parity {run_a} {run_b}")
@@ -98,7 +97,7 @@ def parity(  # noqa: D417  (`SiteChoice` describes the others)
     found = compare_step_by_step(run_a, run_b, limits, site_of(system=system, store=store))
     faults = found.faults_of(gate)
     words = "compute the same, bit for bit" if found.same_numerics else GATE_WORDS[gate][bool(faults)]
-    return _state(found, ("Alike", "Different"), bad=bool(faults), lines=[words, *faults])
+    return _state(found, "Different" if faults else "Alike", [words, *faults], bad=bool(faults))
 
 
 @flow(name="prune", flow_run_name="prune")
@@ -117,7 +116,7 @@ def prune(  # noqa: D417  (`SiteChoice` describes the others)
         policy: What of checkouts and images stays. Of stored runs the store's own retention decides.
     """
     pruned = remove_old(site_of(system=system, store=store, workspace=workspace), policy, remove)
-    return _state(pruned, ("Removed" if remove else "Listed", ""), bad=False, lines=[str(pruned)])
+    return _state(pruned, "Removed" if remove else "Listed", [str(pruned)])
 
 
 @flow(name="check-site", flow_run_name="check of a site")
@@ -135,13 +134,13 @@ def check(
     site = site_of(system=system, cluster=cluster, store=store, workspace=workspace)
     found = check_site(site)
     bad = [each for each in found if not each.healthy]
-    return _state(site, ("Healthy", "Unhealthy"), bad=bool(bad), lines=[*map(str, bad or found)])
+    return _state(site, "Unhealthy" if bad else "Healthy", [*map(str, bad or found)], bad=bool(bad))
 
 
-def _state(data: Any, names: tuple[str, str], *, bad: bool, lines: list[str]) -> State[Any]:
+def _state(data: Any, name: str, lines: list[str], *, bad: bool = False) -> State[Any]:
     """Completed or Failed, named for people, with what was found in its message; the log has it as well."""
     message = "\n".join(lines)
     get_run_logger().info("%s", message)
     if bad:
-        return Failed(name=names[1], message=message, data=NightbridgeError(message))
-    return Completed(name=names[0], message=message, data=data)
+        return Failed(name=name, message=message, data=NightbridgeError(message))
+    return Completed(name=name, message=message, data=data)

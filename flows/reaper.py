@@ -74,9 +74,7 @@ def reaper(
         second_look: Seconds from the first look to the second: who is dead in both is dead.
         last_word: Seconds that a worker has to finish reporting a crash, before the night is started again.
     """
-    patience = Patience(
-        silence=silence, start_up=start_up, no_heartbeat=no_heartbeat, second_look=second_look, last_word=last_word
-    )
+    patience = Patience(silence, start_up, no_heartbeat, second_look, last_word)
     with get_client(sync_client=True) as client:
         crashed = _reported_as_crashed(client, patience)
         for run in crashed:

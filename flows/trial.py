@@ -41,7 +41,7 @@ def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
     """Cancel the jobs of a cancelled trial. Prefect runs this in another process, so they are found by their names."""
     given = flow_run.parameters
     test_id = run_of(given["scenario"], given.get("test_id")).test.id
-    cancel_search("trials", "try", test_id, site_of(**given))
+    cancel_search("try", test_id, site_of(**given))
 
 
 @flow(name="try", flow_run_name="try {change}", on_cancellation=[cancel_hook], persist_result=True)

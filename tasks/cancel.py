@@ -31,8 +31,11 @@ def cancel_runs(subject: str, run_keys: Iterable[str], site: Site) -> None:
     log.warning("%s: cancelled %s", subject, ", ".join(map(str, cancelled)) or "nothing, no running job")
 
 
+_SEARCHES = {"bisect": "bisect", "attribute": "attribution", "try": "trials"}
+
+
 def cancel_search(
-    subject: str, kind: Literal["bisect", "attribute", "try"], test_id: str, site: Site, search_id: str | None = None
+    kind: Literal["bisect", "attribute", "try"], test_id: str, site: Site, search_id: str | None = None
 ) -> None:
     """Cancel the jobs of a test's searches of a kind, or of one of them; found by the names of their folders."""
     wanted = f"*-{search_id}-*" if search_id else f"{slug(test_id)}-*-{kind}-*"
@@ -42,7 +45,7 @@ def cancel_search(
         for name in names
         if not all(read_ended(attempt.attempt_dir) for attempt in attempts_of(name, site.workspace))
     ]
-    cancel_runs(f"{subject} of {test_id}", unfinished, site)
+    cancel_runs(f"{_SEARCHES[kind]} of {test_id}", unfinished, site)
 
 
 def cancel_night(plan: NightPlan) -> None:

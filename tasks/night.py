@@ -16,7 +16,7 @@ from prefect.server.schemas import schedules as server_schedules
 from prefect.utilities.asyncutils import run_coro_as_sync
 
 from nightbridge import config
-from nightbridge.blocks import load_site, site_choice
+from nightbridge.blocks import site_of
 from nightbridge.errors import TransientError
 from nightbridge.models import Model, Scenario, Site, SiteChoice, utc_now
 from nightbridge.nights.records import (
@@ -217,7 +217,7 @@ def workspace_of(flow_run: FlowRun) -> Path | None:
         return Path(str(plan)).parents[1]
     if isinstance(site := given.get("site"), dict) and "workspace" in site:
         return Path(site["workspace"])
-    return load_site(site_choice(given)).workspace if "scenario" in given else None
+    return site_of(**given).workspace if "scenario" in given else None
 
 
 def show_name(name: str) -> None:

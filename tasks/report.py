@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Sequence
 from functools import partial
 
 from prefect.artifacts import create_link_artifact
@@ -30,7 +29,9 @@ def report(
     """Write the night's report to the store, record how the night ended, and show both in the Prefect UI."""
     store = store_of(site)
     scenario, night = start.scenario, start.night
-    _keep_sweeps(store, scenario, night, sweeps)
+    if sweeps:
+        document = json.dumps([sweep.model_dump(mode="json") for sweep in sweeps], indent=2)
+        store.put(f"reports/{night}/{scenario}-sweeps.json", document.encode())
     note = night_note(store, start, verdicts)
     page = night_report_html(
         store,
@@ -45,8 +46,8 @@ def report(
     key = f"reports/{night}/{scenario}.html"
     store.put(key, page.encode())
     link_from_night_before(store, scenario, night)
-    document = junit_xml(scenario, night, verdicts, report=store.url_of(key), written_at=utc_now())
-    store.put(f"reports/{night}/{scenario}.junit.xml", document)
+    junit = junit_xml(scenario, night, verdicts, report=store.url_of(key), written_at=utc_now())
+    store.put(f"reports/{night}/{scenario}.junit.xml", junit)
     written = NightReport(
         scenario=scenario,
         night=night,
@@ -58,7 +59,7 @@ def report(
     )
     end = record_end(store, written)
     _write_index(store, site)
-    _show(written, sweeps, site.cluster.name)
+    _show(written, site.cluster.name)
     if note:
         get_run_logger().warning("%s", note)
     get_run_logger().info("report: %s", written.report)
@@ -78,20 +79,13 @@ def _write_index(store: ObjectStore, site: Site) -> None:
         get_run_logger().warning("the page of all nights was not written: %s", error)
 
 
-def _show(written: NightReport, sweeps: Sequence[SweepResult], cluster: str) -> None:
+def _show(written: NightReport, cluster: str) -> None:
     title = f"{written.scenario}, night {written.night}"
     table = markdown_table(written.verdicts, report=written.report)
     key_of = partial(artifact_key, scenario=written.scenario, cluster=cluster)
     show_markdown("the verdicts", table, key=key_of("verdicts"), description=title)
     show("the report", lambda: create_link_artifact(written.report, key=key_of("report"), link_text=title))
-    for sweep in sweeps:
+    for sweep in written.sweeps:
         test, key = sweep.test_id, key_of("sweep", test=sweep.test_id)
         show_markdown(f"the sweep {test}", sweep_markdown(sweep), key=key, description=f"Sweep {test}")
         get_run_logger().info("%s: %s", test, best_line(sweep))
-
-
-def _keep_sweeps(store: ObjectStore, scenario: str, night: str, sweeps: Sequence[SweepResult]) -> None:
-    """Keep the points of all sweeps as JSON beside the report."""
-    if sweeps:
-        document = json.dumps([sweep.model_dump(mode="json") for sweep in sweeps], indent=2)
-        store.put(f"reports/{night}/{scenario}-sweeps.json", document.encode())
