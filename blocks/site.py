@@ -247,11 +247,11 @@ def _name_of(value: Any) -> Any:
             value = Block.load_from_ref(reference, _sync=True)  # type: ignore[call-arg]
         except ValueError as error:
             advice = "Pick another one, or save the deployment with one"
-            raise InvalidInput("no such block", thing=str(reference), advice=advice) from error
+            raise InvalidInput("no such block", subject=str(reference), advice=advice) from error
     if not isinstance(value, Block):
         return value
     if not value._block_document_name:
-        raise InvalidInput("a block without a name", thing=value._block_type_name or "block", advice="Save it first")
+        raise InvalidInput("a block without a name", subject=value._block_type_name or "block", advice="Save it first")
     return value._block_document_name
 
 
@@ -306,6 +306,6 @@ def _load(kind: type[B], name: str | None, otherwise: str) -> B:
         known = f"; there are {', '.join(str(block.name) for block in saved)}" if saved else ""
         raise InvalidInput(
             f"no {title} block of this name{known}",
-            thing=str(name),
+            subject=str(name),
             advice=f"Make one in the Prefect UI, or give {otherwise}",
         ) from error

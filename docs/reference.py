@@ -260,7 +260,7 @@ def error_classes() -> Iterator[str]:
     )
     yield "A night of several tests exits with the first of 1, 3, 4 and 2 that occurred, else 0.\n"
     yield "## Errors\n"
-    yield "A message states what happened to which thing, and what to do. Python users catch these classes, from"
+    yield "A message states what happened, to what, and what to do. Python users catch these classes, from"
     yield "`nightbridge.errors`:\n"
     tree = next(part for part in (inspect.getdoc(errors) or "").split("\n\n") if "├──" in part)
     yield f"```text\n{textwrap.dedent(tree)}\n```\n"
@@ -327,8 +327,8 @@ def python_interface() -> Iterator[str]:
 # --- Markdown --------------------------------------------------------------------------------------------------------
 
 
-def _first_paragraph(thing: object) -> str:
-    return (inspect.getdoc(thing) or "").split("\n\n")[0]
+def _first_paragraph(documented: object) -> str:
+    return (inspect.getdoc(documented) or "").split("\n\n")[0]
 
 
 def _table(head: Cells, rows: Iterable[Cells]) -> Iterator[str]:

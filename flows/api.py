@@ -150,7 +150,7 @@ def run_sweep(  # noqa: D417  (`nightly_regression` describes the others)
     checked = check_scenario(config.load(Path(test)))
     _require_a_test(checked)
     if len(checked.tests) != 1 or not checked.tests[0].axes:
-        raise InvalidInput("not one test that is swept", thing=checked.source, advice="Use nightly_regression")
+        raise InvalidInput("not one test that is swept", subject=checked.source, advice="Use nightly_regression")
     choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=workspace)
     report = nightly_regression(checked, night=night, new_attempt=new_attempt, **choice.parameters())
     return report.sweeps[0]
@@ -363,14 +363,14 @@ def _request(kind: type[_Request], test_id: str, asked: Mapping[str, Any]) -> _R
         return kind.model_validate(asked)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-        raise InvalidInput("not a request", thing=f"{kind.__name__} for {test_id}", violations=problems) from error
+        raise InvalidInput("not a request", subject=f"{kind.__name__} for {test_id}", violations=problems) from error
 
 
 def _require_a_test(scenario: Scenario) -> None:
     if scenario.invalid and not scenario.tests:
         several = len(scenario.invalid) > 1
         violations = [found.line(test.id * several) for test in scenario.invalid for found in test.findings]
-        raise InvalidInput("no test of it can run", thing=scenario.source, violations=violations)
+        raise InvalidInput("no test of it can run", subject=scenario.source, violations=violations)
 
 
 def _only_run(scenario: Scenario, night: str, limits: ClusterLimits | None = None) -> RunSpec:
@@ -379,7 +379,7 @@ def _only_run(scenario: Scenario, night: str, limits: ClusterLimits | None = Non
     count = len(runs) + len(scenario.invalid)
     if count != 1:
         raise InvalidInput(
-            f"holds {count} runs, not one", thing=scenario.source, advice="Use nightly_regression for several"
+            f"holds {count} runs, not one", subject=scenario.source, advice="Use nightly_regression for several"
         )
     return runs[0]
 

@@ -122,7 +122,7 @@ def _definitions() -> list[Mapping[str, Any]]:
     except FileNotFoundError:
         own = None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InvalidInput(f"cannot be read: {' '.join(str(error).split())}", thing=DEFINITION) from error
+        raise InvalidInput(f"cannot be read: {' '.join(str(error).split())}", subject=DEFINITION) from error
     if not isinstance(own, dict) or own.get("name") != PROJECT:  # of another project, which has its own
         own = yaml.safe_load(Path(__file__).with_name(DEFINITION).read_text("utf-8"))
     definitions: list[Mapping[str, Any]] = own.get("deployments") or []

@@ -41,11 +41,11 @@ def reach_server() -> None:
             problem = client.api_healthcheck()
     except RuntimeError as error:
         advice = "Run `prefect server start` and set PREFECT_API_URL to its address, or try again"
-        raise TransientError(str(error), thing=platform.node(), advice=advice) from error
+        raise TransientError(str(error), subject=platform.node(), advice=advice) from error
     if problem is not None:
         raise TransientError(
             "the Prefect server does not answer",
-            thing=url or platform.node(),
+            subject=url or platform.node(),
             advice="Start it, or unset PREFECT_API_URL to go without",
         ) from problem
 
@@ -67,7 +67,7 @@ def _offer_own_server() -> None:
     if not PREFECT_SERVER_EPHEMERAL_ENABLED.value():
         raise InvalidInput(
             "no Prefect server is configured, and PREFECT_SERVER_EPHEMERAL_ENABLED forbids one for this process",
-            thing=platform.node(),
+            subject=platform.node(),
             advice="Set PREFECT_API_URL to the address of a server",
         )
     # Prefect's server is a second of imports, which a configured server elsewhere makes unnecessary.

@@ -88,11 +88,11 @@ def run_of(file: str, test_id: str | None) -> RunSpec:
     violations = [found.line(test.id) for test in scenario.invalid for found in test.findings]
     runs = [run for run in config.runs(scenario, "try") if test_id in (None, run.test.id)]
     if not runs and violations:
-        raise InvalidInput("no test of it can run", thing=file, violations=violations)
+        raise InvalidInput("no test of it can run", subject=file, violations=violations)
     if len(runs) != 1 or (test_id is None and scenario.invalid):
         named = f"{test_id} has" if test_id else "holds"
         raise InvalidInput(
-            f"{named} {len(runs) or 'no'} runs, not one", thing=file, advice="Name a test without a sweep"
+            f"{named} {len(runs) or 'no'} runs, not one", subject=file, advice="Name a test without a sweep"
         )
     return runs[0]
 

@@ -73,16 +73,16 @@ def _folder(folder: Path) -> str:
     there = folder if folder.exists() else folder.parent
     if not there.exists():
         what = f"does not exist, and neither does {there}"
-        raise PermanentError(what, thing=str(folder), advice="Mount it, or correct the path")
+        raise PermanentError(what, subject=str(folder), advice="Mount it, or correct the path")
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         advice = "Choose another folder, or get write access to this one"
-        raise PermanentError("not a folder that can be written", thing=str(there), advice=advice)
+        raise PermanentError("not a folder that can be written", subject=str(there), advice=advice)
     mount, kind = _mount_of(there)
     free = shutil.disk_usage(there).free
     if free < LEAST_FREE:
         what = f"{free / 1e6:,.0f} MB are free on the {kind} mounted at {mount}"
         advice = f"Free space: a night needs {LEAST_FREE / 1e9:.0f} GB for checkouts and launchers alone"
-        raise PermanentError(what, thing=str(folder), advice=advice)
+        raise PermanentError(what, subject=str(folder), advice=advice)
     state = "can be written" if there == folder else "the first night makes it"
     return f"{folder}: {state}; {kind} mounted at {mount}, {free / 1e9:,.0f} GB free"
 
@@ -144,7 +144,7 @@ def _cluster(site: Site) -> str:
     if site.cluster.containers == "pyxis" and not limits.has_pyxis:
         raise PermanentError(
             "srun has no pyxis, but the settings require it",
-            thing=site.cluster.name,
+            subject=site.cluster.name,
             advice='Install pyxis, or set containers = "none"',
         )
     facts = {
@@ -182,7 +182,7 @@ def _prefect_api() -> str:
     if is_open and not server.host.startswith(("127.", "localhost", "[::1]")):
         raise PermanentError(
             "everybody who reaches it may start and change deployments",
-            thing=server.host,
+            subject=server.host,
             advice="Set PREFECT_SERVER_API_AUTH_STRING for the server and PREFECT_API_AUTH_STRING for its clients",
         )
     return f"{server.host}: {'on this host alone, without a login' if is_open else 'wants a login'}"

@@ -1,4 +1,4 @@
-"""The error tree: what happened, to which thing, and how to fix it.
+"""The error tree: what happened, to what, and how to fix it.
 
     NightbridgeError
     ├── TransientError          a retry may succeed (network, controller down, lock held)
@@ -25,24 +25,24 @@ class NightbridgeError(Exception):
 
     Args:
         what: What happened, one clause without a final stop.
-        thing: The file, repository, job or object that it happened to.
+        subject: The file, repository, job or object that it happened to.
         advice: How the user can fix it; empty where nothing can be advised.
     """
 
-    def __init__(self, what: str, *, thing: str = "", advice: str = "") -> None:
-        super().__init__(what, thing, advice)
+    def __init__(self, what: str, *, subject: str = "", advice: str = "") -> None:
+        super().__init__(what, subject, advice)
         self.what = what
-        self.thing = thing
+        self.subject = subject
         self.advice = advice
 
     def __reduce__(self) -> tuple[object, ...]:
         # Prefect pickles exceptions between processes; keyword-only arguments need a hand.
-        return partial(type(self), self.what, thing=self.thing, advice=self.advice), (), vars(self)
+        return partial(type(self), self.what, subject=self.subject, advice=self.advice), (), vars(self)
 
     @property
     def happened(self) -> str:
-        """What happened to which thing, without the advice."""
-        return f"{self.thing}: {self.what}" if self.thing else self.what
+        """What happened to what, without the advice."""
+        return f"{self.subject}: {self.what}" if self.subject else self.what
 
     def __str__(self) -> str:
         return f"{self.happened}. {self.advice}" if self.advice else self.happened
@@ -65,13 +65,13 @@ class InvalidInput(PermanentError):
 
     Args:
         what: The summary, or the only violation.
-        thing: The file or option.
+        subject: The file or option.
         advice: The way out; to fix the violations where there are some.
         violations: Every violation found, not only the first; the `str` of each is one line.
     """
 
-    def __init__(self, what: str, *, thing: str = "", advice: str = "", violations: Sequence[Any] = ()) -> None:
-        super().__init__(what, thing=thing, advice=advice or ("Fix the following" if violations else ""))
+    def __init__(self, what: str, *, subject: str = "", advice: str = "", violations: Sequence[Any] = ()) -> None:
+        super().__init__(what, subject=subject, advice=advice or ("Fix the following" if violations else ""))
         self.violations = tuple(violations)
 
     def __str__(self) -> str:
@@ -101,10 +101,10 @@ class ErrorPattern(NamedTuple):
     what: str
     advice: str = ""
 
-    def error(self, thing: str, detail: str, **fields: str) -> NightbridgeError:
-        """Build the error about `thing`, with the program's own words as `detail`."""
+    def error(self, subject: str, detail: str, **fields: str) -> NightbridgeError:
+        """Build the error about `subject`, with the program's own words as `detail`."""
         what = f"{self.what} ({detail})" if detail else self.what
-        return self.kind(what, thing=thing, advice=self.advice.format(**fields) if fields else self.advice)
+        return self.kind(what, subject=subject, advice=self.advice.format(**fields) if fields else self.advice)
 
 
 def classify(message: str, patterns: Iterable[ErrorPattern]) -> ErrorPattern | None:

@@ -53,7 +53,7 @@ def _naming_the_quota(path: Path) -> Iterator[None]:
         if error.errno == errno.EDQUOT:
             raise quota_error(path) from error
         if error.errno == errno.ENOSPC:
-            raise PermanentError("no space left on the device", thing=str(path), advice="Free space there") from error
+            raise PermanentError("no space left on the device", subject=str(path), advice="Free space there") from error
         raise
 
 
@@ -84,7 +84,7 @@ def quota_error(path: Path) -> TransientError:
     """The error of a write to `path` that met a quota (EDQUOT)."""
     return TransientError(
         used_up_quota(path),
-        thing=str(path),
+        subject=str(path),
         advice="Free space there or have the quota raised (`quota -s`); progress so far is kept",
     )
 
@@ -257,7 +257,7 @@ def copy_regular(
                 writer.write(change(piece))
     except OSError as error:
         advice = "Free space, or make it writable"
-        raise PermanentError(f"cannot be written: {error.strerror}", thing=str(target), advice=advice) from error
+        raise PermanentError(f"cannot be written: {error.strerror}", subject=str(target), advice=advice) from error
 
 
 def _pieces(source: Path, below: Path | None, length: int | None) -> Iterator[bytes]:
@@ -269,7 +269,7 @@ def _pieces(source: Path, below: Path | None, length: int | None) -> Iterator[by
                 yield piece
                 left -= len(piece)
     except OSError as error:
-        raise DamagedData(f"cannot be read: {error.strerror}", thing=str(source)) from error
+        raise DamagedData(f"cannot be read: {error.strerror}", subject=str(source)) from error
     yield b""
 
 
@@ -339,7 +339,7 @@ def read_model(path: Path, kind: type[_M], *, what: str, advice: str) -> _M | No
     except FileNotFoundError:
         return None
     except (RefusedFile, PermissionError, ValueError) as error:
-        raise DamagedData(what, thing=str(path), advice=advice) from error
+        raise DamagedData(what, subject=str(path), advice=advice) from error
 
 
 def create_exclusively(path: Path, data: bytes) -> bool:
@@ -388,7 +388,7 @@ def check_writable(folder: Path, *, what: str, advice: str) -> None:
         write_atomically(probe, b"")
         probe.unlink()
     except OSError as error:
-        raise write_error(error, what=what, thing=str(folder), advice=advice) from error
+        raise write_error(error, what=what, subject=str(folder), advice=advice) from error
 
 
 OTHERS = 0o007
@@ -418,11 +418,11 @@ def open_workspace(workspace: Path) -> None:
     try:
         make_workspace(workspace)
     except OSError as error:
-        raise write_error(error, what=what, thing=str(workspace), advice=advice) from error
+        raise write_error(error, what=what, subject=str(workspace), advice=advice) from error
     check_writable(workspace, what=what, advice=advice)
 
 
-def write_error(error: OSError, *, what: str, thing: str, advice: str) -> PermanentError | TransientError:
+def write_error(error: OSError, *, what: str, subject: str, advice: str) -> PermanentError | TransientError:
     """The error of ours for a file or folder that could not be written."""
     kind = TransientError if error.errno in _PASSING else PermanentError
-    return kind(f"{what} cannot be written: {error.strerror or error}", thing=thing, advice=advice)
+    return kind(f"{what} cannot be written: {error.strerror or error}", subject=subject, advice=advice)

@@ -72,7 +72,7 @@ class Lease:
             TransientError: The lease was broken, because this process was stopped for longer than its time to live.
         """
         if self._lost or not self._is_ours():
-            raise TransientError("lost the lease while working", thing=str(self.path), advice="Will retry")
+            raise TransientError("lost the lease while working", subject=str(self.path), advice="Will retry")
 
     def release(self) -> None:
         """Stop refreshing, and remove the file if it is still ours."""
@@ -173,7 +173,7 @@ def _acquire(path: Path, ttl: float, timeout: float, on_wait: Callable[[], None]
         if waited >= timeout:
             raise TransientError(
                 f"locked for {waited:.0f} s by {watch.holder or 'an unknown process'}",
-                thing=str(path),
+                subject=str(path),
                 advice="Will retry; if that process hangs, end it",
             )
         if not logged and waited > LOG_AFTER_SECONDS:
@@ -315,5 +315,5 @@ def _process_started(pid: int) -> str:
 def _cannot_write(path: Path, error: OSError) -> NightbridgeError:
     reason = error.strerror or str(error)
     if error.errno in _UNWRITABLE:
-        return PermanentError(f"cannot be written: {reason}", thing=str(path.parent), advice="Check the folder")
-    return TransientError(f"cannot be written at the moment: {reason}", thing=str(path.parent))
+        return PermanentError(f"cannot be written: {reason}", subject=str(path.parent), advice="Check the folder")
+    return TransientError(f"cannot be written at the moment: {reason}", subject=str(path.parent))

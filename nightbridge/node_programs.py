@@ -56,19 +56,19 @@ class Failure(Model):
 
     kind: str
     what: str
-    thing: str = ""
+    subject: str = ""
     advice: str = ""
 
     @classmethod
     def of(cls, error: NightbridgeError, secrets: tuple[str, ...] = ()) -> "Failure":
         """The data of an error, without the values of secrets."""
         kind = next(parent.__name__ for parent in type(error).__mro__ if parent.__name__ in _KINDS)
-        what, thing, advice = (mask_text(text, secrets) for text in (error.what, error.thing, error.advice))
-        return cls(kind=kind, what=what, thing=thing, advice=advice)
+        what, subject, advice = (mask_text(text, secrets) for text in (error.what, error.subject, error.advice))
+        return cls(kind=kind, what=what, subject=subject, advice=advice)
 
     def error(self) -> NightbridgeError:
         """The error of the data."""
-        return _KINDS[self.kind](self.what, thing=self.thing, advice=self.advice)
+        return _KINDS[self.kind](self.what, subject=self.subject, advice=self.advice)
 
 
 def begin_on_node() -> None:
@@ -77,7 +77,7 @@ def begin_on_node() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
 
 
-def read_answer(finished: Finished, answer: type[_Answer], *, doing: str, thing: str, instead: str) -> _Answer:
+def read_answer(finished: Finished, answer: type[_Answer], *, doing: str, subject: str, instead: str) -> _Answer:
     """The answer of a program on a node.
 
     `doing` is what it was to do, as a noun; `instead` the setting by which this host does it.
@@ -94,11 +94,11 @@ def read_answer(finished: Finished, answer: type[_Answer], *, doing: str, thing:
     if finished.code == 0 or finished.code >= _FIRST_KILLED_CODE:
         raise TransientError(
             f"the {doing} on a compute node was killed ({how})",
-            thing=thing,
+            subject=subject,
             advice="Will retry; if it ran out of memory or time, raise the limits with srun_args",
         )
     raise PermanentError(
         f"a compute node could not start the {doing} ({how})",
-        thing=thing,
+        subject=subject,
         advice=f"The nodes must see {sys.executable} under the same path; or set {instead}",
     )

@@ -88,7 +88,7 @@ def notify(
     if failed:
         first = failed[0]
         others = "".join(f". {error}" for error in failed[1:])
-        raise type(first)(first.what, thing=first.thing, advice=f"{first.advice}{others}") from first
+        raise type(first)(first.what, subject=first.subject, advice=f"{first.advice}{others}") from first
     return tuple(sent)
 
 
@@ -142,24 +142,24 @@ def _send_mail(message: EmailMessage, settings: NotifySettings, block_value: _Bl
             refused = server.send_message(message)
     except ssl.SSLCertVerificationError as error:
         raise PermanentError(
-            f"the mail was not sent: {error.verify_message}", thing=where, advice="Set ca_bundle in [notify]"
+            f"the mail was not sent: {error.verify_message}", subject=where, advice="Set ca_bundle in [notify]"
         ) from error
     except UnicodeError:
         raise InvalidInput(
-            "holds what mail servers do not take: only ASCII", thing="[notify] smtp_user, smtp_password"
+            "holds what mail servers do not take: only ASCII", subject="[notify] smtp_user, smtp_password"
         ) from None
     except smtplib.SMTPException as error:
         raise _refused_mail(error, where, password) from error
     except OSError as error:
         raise TransientError(
             f"the mail was not sent: {error.strerror or error or 'no answer'}",
-            thing=where,
+            subject=where,
             advice="Check smtp_host, smtp_port and smtp_security in [notify]",
         ) from error
     if refused:
         raise PermanentError(
             f"the mail was sent, but not to {', '.join(refused)}: refused",
-            thing=where,
+            subject=where,
             advice="Correct mail_to in [notify]",
         )
 
@@ -191,7 +191,7 @@ def _refused_mail(error: smtplib.SMTPException, where: str, password: str) -> Ni
     kind = TransientError if transient else PermanentError
     return kind(
         f"the mail was not sent: {mask_text(_answer_of(error), [password])}",
-        thing=where,
+        subject=where,
         advice="Check smtp_security, smtp_user, smtp_password, mail_from and mail_to in [notify]",
     )
 
@@ -233,14 +233,14 @@ def _call_webhook(notice: Notice, url: str, trust: ssl.SSLContext) -> None:
         transient = error.code in _TRANSIENT_CODES or error.code >= 500
         raise (TransientError if transient else PermanentError)(
             f"the webhook answered {error.code} {error.reason}",
-            thing=host,
+            subject=host,
             advice="Check the URL that [notify] webhook names",
         ) from None
     except (OSError, http.client.HTTPException) as error:
         # Not chained: the library's message may hold the whole URL.
         reason = mask_text(str(getattr(error, "reason", error)), [url])
         raise TransientError(
-            f"the webhook does not answer: {reason}", thing=host, advice="Check the URL that [notify] webhook names"
+            f"the webhook does not answer: {reason}", subject=host, advice="Check the URL that [notify] webhook names"
         ) from None
 
 
@@ -256,7 +256,7 @@ def host_of(url: str) -> str:
             return f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname
     except ValueError:
         pass
-    raise InvalidInput("not a URL", thing="[notify] webhook", advice="Name a secret that begins with https://")
+    raise InvalidInput("not a URL", subject="[notify] webhook", advice="Name a secret that begins with https://")
 
 
 def _trust(settings: NotifySettings) -> ssl.SSLContext:
@@ -270,7 +270,7 @@ def _trust(settings: NotifySettings) -> ssl.SSLContext:
     except OSError as error:
         raise InvalidInput(
             f"cannot be read as certificates: {error.strerror or error}",
-            thing=str(settings.ca_bundle),
+            subject=str(settings.ca_bundle),
             advice="Correct ca_bundle in [notify]",
         ) from error
 

@@ -100,10 +100,10 @@ def run(
         )
     except OSError as error:
         if cwd is not None and not cwd.is_dir():
-            raise PermanentError("no such folder", thing=str(cwd)) from error
+            raise PermanentError("no such folder", subject=str(cwd)) from error
         if isinstance(error, FileNotFoundError):
-            raise PermanentError("not installed", thing=name, advice=f"Install {name}, or put it on PATH") from error
-        raise PermanentError(f"cannot be started: {error.strerror}", thing=str(argv[0])) from error
+            raise PermanentError("not installed", subject=name, advice=f"Install {name}, or put it on PATH") from error
+        raise PermanentError(f"cannot be started: {error.strerror}", subject=str(argv[0])) from error
     stdout: list[bytes] = []
     lines: list[str] = []
     pumps = [threading.Thread(target=_read_lines, args=(process.stderr or process.stdout, lines, on_line), daemon=True)]

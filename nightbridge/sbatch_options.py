@@ -84,7 +84,7 @@ def split_options(arguments: Sequence[str], table: OptionTable) -> tuple[dict[st
             break
         for name, value in _read_word(word, rest, table):
             if name in table.refused:
-                raise InvalidInput(f"--{name} is not possible here: {table.refused[name]}", thing=table.command)
+                raise InvalidInput(f"--{name} is not possible here: {table.refused[name]}", subject=table.command)
             options[name] = value
     return options, rest
 
@@ -103,7 +103,7 @@ def _read_word(word: str, rest: list[str], table: OptionTable) -> Iterable[tuple
         letter, letters = letters[0], letters[1:]
         name = table.short.get(letter, "")
         if not name:
-            raise InvalidInput(f"invalid option -- '{letter}'", thing=table.command)
+            raise InvalidInput(f"invalid option -- '{letter}'", subject=table.command)
         if table.takes[name] == "nothing":
             yield name, ""
             continue
@@ -120,15 +120,15 @@ def _long_name(written: str, table: OptionTable) -> str:
     if written == "cluster":
         return "clusters"
     if len(meant) > 1:
-        raise InvalidInput(f"option '--{written}' is ambiguous: {', '.join(sorted(meant))}", thing=table.command)
+        raise InvalidInput(f"option '--{written}' is ambiguous: {', '.join(sorted(meant))}", subject=table.command)
     if not meant:
-        raise InvalidInput(f"unrecognized option '--{written}'", thing=table.command)
+        raise InvalidInput(f"unrecognized option '--{written}'", subject=table.command)
     return meant.pop()
 
 
 def _next_value(option: str, rest: list[str], table: OptionTable) -> str:
     if not rest:
-        raise InvalidInput(f"option '{option}' requires an argument", thing=table.command)
+        raise InvalidInput(f"option '{option}' requires an argument", subject=table.command)
     return rest.pop(0)
 
 

@@ -33,13 +33,15 @@ def resolve_secret(ref: "SecretRef", block_value: BlockValue | None = None) -> s
     """
     value = _RESOLVERS[ref.source](ref.name, block_value)
     if not value:
-        raise InvalidInput(f"secret not found in {ref.source}", thing=ref.name, advice="Set it, or name another source")
+        raise InvalidInput(
+            f"secret not found in {ref.source}", subject=ref.name, advice="Set it, or name another source"
+        )
     return value
 
 
 def _from_block(name: str, block_value: BlockValue | None) -> str:
     if block_value is None:
-        raise InvalidInput("Prefect Secret blocks are available in flows only", thing=name, advice="Run it as a flow")
+        raise InvalidInput("Prefect Secret blocks are available in flows only", subject=name, advice="Run it as a flow")
     return block_value(name)
 
 
@@ -49,7 +51,7 @@ def _from_toml(name: str, _: BlockValue | None) -> str:
         table: object = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         advice = "Fix it, or start a new run"
-        raise InvalidInput("cannot read the file that holds this secret", thing=name, advice=advice) from error
+        raise InvalidInput("cannot read the file that holds this secret", subject=name, advice=advice) from error
     for part in dotted.split("."):
         if isinstance(table, list) and part.isdecimal() and int(part) < len(table):
             table = table[int(part)]  # an element of [[Tests]]
@@ -90,5 +92,5 @@ def read_netrc(path: Path, name: str) -> Mapping[str, Login]:
         # The parser's own message shows the word that it stumbled over, which may be the password.
         where = f" at line {error.lineno}" if isinstance(error, netrc.NetrcParseError) else ""
         advice = "Each is a line `machine HOST login USER password PASSWORD` (netrc(5))"
-        raise PermanentError(f"cannot read these logins{where}", thing=name, advice=advice) from None
+        raise PermanentError(f"cannot read these logins{where}", subject=name, advice=advice) from None
     return {host: (user, password) for host, (user, _, password) in hosts.items()}

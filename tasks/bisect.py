@@ -98,7 +98,7 @@ def stored_base(prefix: str, site: Site, advice: str) -> RunRecord:
     store = store_of(site)
     record = load_record(store, prefix)
     if record is None:
-        raise DamagedData("the bad night's run is gone", thing=store.url_of(prefix), advice=advice)
+        raise DamagedData("the bad night's run is gone", subject=store.url_of(prefix), advice=advice)
     return record
 
 

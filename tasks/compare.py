@@ -32,7 +32,7 @@ def confirm(run: RunSpec, site: Site, attempt: int) -> Verdict:
     attempts = committed_attempts(store, run.run_key)
     record = load_record(store, attempts[-1]) if attempts else None
     if record is None:
-        raise DamagedData("no record", thing=run.run_key, advice="Harvest the run again")
+        raise DamagedData("no record", subject=run.run_key, advice="Harvest the run again")
     return _judge(record, store, site)
 
 

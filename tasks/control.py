@@ -90,7 +90,9 @@ def attribution_budget(night: str, site: Site) -> float:
     budget, month = site.budget.attribution, site.budget.month
     left = budget if month is None else min(budget, month - spent_in(night[:7], site))
     if left <= 0:
-        raise InvalidInput(f"the month's budget of {month:g} GPU-hours is spent", thing=night, advice="Raise [budget]")
+        raise InvalidInput(
+            f"the month's budget of {month:g} GPU-hours is spent", subject=night, advice="Raise [budget]"
+        )
     return left
 
 

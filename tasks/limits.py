@@ -137,7 +137,7 @@ def _check_refusal(names: list[str], error: ConcurrencySlotAcquisitionError) -> 
     if error.__cause__ is None:
         raise PermanentError(
             "the limit is gone from Prefect's server",
-            thing=", ".join(names),
+            subject=", ".join(names),
             advice="Start the night again",
         ) from error
     get_run_logger().warning("no slot of %s yet: %s", " and ".join(names), error.__cause__)

@@ -173,7 +173,7 @@ def away_is_transient(what: str) -> Iterator[None]:
         if not _is_away(error.__cause__ if isinstance(error, ConcurrencySlotAcquisitionError) else error):
             raise
         reason = f"Prefect's server does not answer: {_reason(error)}"
-        raise PrefectAway(reason, thing=what, advice="Look at the server's log") from error
+        raise PrefectAway(reason, subject=what, advice="Look at the server's log") from error
 
 
 def _is_away(error: BaseException | None) -> bool:
@@ -211,7 +211,7 @@ def _wait_until_written(client: SyncPrefectClient, last: Event) -> None:
     while not client.request("POST", "/events/filter", json=wanted).json()["events"]:
         if time.monotonic() > deadline:
             reason = f"Prefect's server took them and has not written them within {WRITTEN_SECONDS:g} s"
-            raise PrefectAway(reason, thing="the night's events", advice="Look at the server's log")
+            raise PrefectAway(reason, subject="the night's events", advice="Look at the server's log")
         raise_if_interrupted()
         time.sleep(0.5)
 

@@ -38,7 +38,7 @@ def block_value(name: str) -> str:
             block = (Block if field else Secret).load(document, _sync=True)  # type: ignore[call-arg]
             value = getattr(block, field) if field else cast("Secret[str]", block).get()
     except (ValueError, AttributeError) as error:
-        raise InvalidInput("no such Prefect block", thing=name, advice="Make it in the Prefect UI") from error
+        raise InvalidInput("no such Prefect block", subject=name, advice="Make it in the Prefect UI") from error
     return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
 
@@ -101,7 +101,7 @@ def node_runner(site: Site, options: Sequence[str], what: str, advice: str) -> R
     """
     if site.cluster.kind == "local":
         raise InvalidInput(
-            f"{what} on a compute node, and this cluster has no Slurm", thing=site.cluster.name, advice=advice
+            f"{what} on a compute node, and this cluster has no Slurm", subject=site.cluster.name, advice=advice
         )
     return functools.partial(run_on_node, site.cluster, options=options)
 

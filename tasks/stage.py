@@ -43,7 +43,7 @@ def first_delay() -> float:
         seconds = -1.0
     if not 0 <= seconds <= 3600:
         raise InvalidInput(
-            "not a number of seconds", thing=f"{DELAY_VARIABLE}={text}", advice="Give 0 to 3600, or unset it"
+            "not a number of seconds", subject=f"{DELAY_VARIABLE}={text}", advice="Give 0 to 3600, or unset it"
         )
     return seconds
 

@@ -128,7 +128,7 @@ def _against_last_good(run: RunSpec, site: Site) -> tuple[Violation, ...]:
 
 def _refuse_errors(run: RunSpec, violations: Sequence[Violation]) -> None:
     if found := [str(violation) for violation in errors_of(violations)]:
-        raise InvalidInput(f"{len(found)} rule(s) broken", thing=run.test.id, violations=found)
+        raise InvalidInput(f"{len(found)} rule(s) broken", subject=run.test.id, violations=found)
 
 
 def _check_place(site: Site) -> None:

@@ -54,13 +54,15 @@ def git(repository: Path, *arguments: str, data: bytes | None = None) -> str:
             timeout=TIMEOUT_SECONDS,
         )
     except FileNotFoundError as error:
-        raise PermanentError("git is not installed", thing="git", advice="Install git") from error
+        raise PermanentError("git is not installed", subject="git", advice="Install git") from error
     except subprocess.TimeoutExpired as error:
-        raise PermanentError(f"git {arguments[0]} took over {TIMEOUT_SECONDS:.0f} s", thing=str(repository)) from error
+        raise PermanentError(
+            f"git {arguments[0]} took over {TIMEOUT_SECONDS:.0f} s", subject=str(repository)
+        ) from error
     except subprocess.CalledProcessError as error:
         lines = error.stderr.decode(errors="replace").strip().splitlines()
         raise PermanentError(
-            f"git {arguments[0]} failed: {lines[-1] if lines else f'code {error.returncode}'}", thing=str(repository)
+            f"git {arguments[0]} failed: {lines[-1] if lines else f'code {error.returncode}'}", subject=str(repository)
         ) from error
     return done.stdout.decode().rstrip("\n")
 

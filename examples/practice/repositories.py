@@ -100,7 +100,7 @@ class PracticeRepositories(Model):
         for commit in self.commits:
             if (commit.repository, commit.name) == (repository, name):
                 return commit.sha
-        raise InvalidInput("no such practice commit", thing=f"{repository} {name}")
+        raise InvalidInput("no such practice commit", subject=f"{repository} {name}")
 
 
 def make_practice_repositories(folder: Path) -> PracticeRepositories:
@@ -162,7 +162,7 @@ def commit_behaviour(
         wanted = Behaviour.model_validate(present | behaviour)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
-        raise InvalidInput("no such behaviour", thing=message, violations=problems) from error
+        raise InvalidInput("no such behaviour", subject=message, violations=problems) from error
     change = Change(message=message, made_at=_made_at(repository) + _DAY, files={file: _behaviour_text(wanted)})
     add_commits(repository, [change])
     return git(repository, "rev-parse", "main")
@@ -378,7 +378,7 @@ def _make(repository: Path, history: list[Change]) -> Path:
     if present == edition:
         return repository
     if present is None and repository.exists():
-        raise InvalidInput("is there already, and is no practice repository", thing=str(repository))
+        raise InvalidInput("is there already, and is no practice repository", subject=str(repository))
     temporary = repository.with_name(f".{repository.name}.{uuid.uuid4().hex}.tmp")
     settings = {
         "practice.edition": edition,

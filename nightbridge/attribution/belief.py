@@ -335,7 +335,7 @@ def _hypotheses(weights: Sequence[float], levels: Levels | Failure, policy: Bise
     """
     n, top = len(weights), _part_values(levels).size - 1
     if not n or min(weights) <= 0:
-        raise InvalidInput("no factor to exchange", thing=f"{n} factors", advice="Nothing changed between both runs")
+        raise InvalidInput("no factor to exchange", subject=f"{n} factors", advice="Nothing changed between both runs")
     share = np.asarray(weights, dtype=np.float64) / sum(weights)
     middles = range(1, top)
     first, second = np.triu_indices(n, 1)
@@ -392,7 +392,7 @@ def _columns(designs: Sequence[Design], factors: int) -> NDArray[np.bool_]:
         InvalidInput: A design is none of these factors'.
     """
     if any(len(design) != factors for design in designs):
-        raise InvalidInput("not a design of these factors", thing=f"{factors} factors")
+        raise InvalidInput("not a design of these factors", subject=f"{factors} factors")
     columns = np.ones((len(designs), factors + 1), dtype=bool)
     if designs:
         columns[:, :factors] = designs

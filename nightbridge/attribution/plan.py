@@ -96,7 +96,9 @@ def find_rows(store: ObjectStore, test_id: str, cluster: str) -> tuple[HistoryRo
     found = [row for one in find_series(store, test_id, cluster) for row in read_history(store, cluster, one.series)]
     rows = sorted((row for row in found if row.test_id == test_id), key=lambda row: (row.night, row.harvested_at))
     if not rows:
-        raise InvalidInput("no history of this test", thing=f"{test_id} in {store.url}", advice="Check test and store")
+        raise InvalidInput(
+            "no history of this test", subject=f"{test_id} in {store.url}", advice="Check test and store"
+        )
     latest = nights_of(rows)[-1].own
     return tuple(row for row in rows if row.sweep_point == latest.sweep_point)
 
@@ -111,7 +113,7 @@ def find_change(rows: Sequence[HistoryRow], verdict_of: VerdictOf, request: Attr
     if request.good or request.bad:
         places = {night.night: place for place, night in enumerate(nights)}
         if missing := [night or "none" for night in (request.good, request.bad) if night not in places]:
-            raise InvalidInput("no such night in the history", thing=missing[0], advice="Name a good and a bad night")
+            raise InvalidInput("no such night in the history", subject=missing[0], advice="Name a good and a bad night")
         good, bad = (places[night] for night in (request.good or "", request.bad or ""))
         return moved_shift(rows, nights, good, nights[bad], request.metric)
     own = [row for row in rows if row.series == nights[-1].series]
@@ -141,7 +143,7 @@ def make_plan(
     if not factors:
         raise InvalidInput(
             "nothing changed that can be exchanged",
-            thing=f"{shift.label} of {shift.good.test_id} between {shift.good.night} and {shift.bad.night}",
+            subject=f"{shift.label} of {shift.good.test_id} between {shift.good.night} and {shift.bad.night}",
             advice=f"Look at the cluster: {'; '.join(rest) or 'no difference is recorded'}",
         )
     identity = "\n".join((shift.bad.series, shift.metric, shift.statistic, shift.good.run_key, shift.bad.run_key))
@@ -248,7 +250,7 @@ def submodule_range(factor: Factor, bad: RunRecord, list_inner: ListInner) -> Se
     )
     *steps, last = steps_of(pinned.commit, [as_one], list_inner)
     if last.kind == "bump":
-        raise InvalidInput("its commits cannot be listed", thing=factor.name, advice=last.subject)
+        raise InvalidInput("its commits cannot be listed", subject=factor.name, advice=last.subject)
     # No commit of the repository pins it there, the last of them neither.
     steps = [*steps, last.model_copy(update={"moved": {factor.folder: factor.bad}})]
     return SearchedRange(
@@ -280,5 +282,5 @@ def _folder(cluster: str, series: str) -> str:
 def _record(read: Callable[[str], RunRecord | None], row: HistoryRow) -> RunRecord:
     record = read(row.prefix) if row.prefix else None
     if record is None:
-        raise DamagedData("the run is not stored any more", thing=row.run_key, advice="Name other nights")
+        raise DamagedData("the run is not stored any more", subject=row.run_key, advice="Name other nights")
     return record

@@ -183,7 +183,7 @@ def descent_plan(result: AttributionResult, group: Group, asked: BisectPlan) -> 
     own = [step.folder in folders for step in asked.all_commits]
     if not any(own):
         names = " and ".join(plan.factors[number].name for number in group)
-        raise InvalidInput("its commits cannot be listed", thing=names, advice="Bisect the repository that pins it")
+        raise InvalidInput("its commits cannot be listed", subject=names, advice="Bisect the repository that pins it")
     shares = [(1 - OTHER_STEPS) / sum(own) if mine else OTHER_STEPS / len(own) for mine in own]
     return asked.model_copy(
         update={

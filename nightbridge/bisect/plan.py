@@ -92,7 +92,7 @@ class BisectPlan(Asked, SearchedRange, StoredModel):
             if place <= len(one.commits):
                 return one
             place -= len(one.commits)
-        raise InvalidInput("no such place", thing=str(place))
+        raise InvalidInput("no such place", subject=str(place))
 
     def pins_at(self, place: int) -> dict[str, str]:
         """The commit of each repository at a place, and of submodules that are elsewhere than it pins (`run_at`)."""
@@ -176,7 +176,7 @@ def load_plan(store: ObjectStore, bisect_id: str) -> BisectPlan:
     key = _key(bisect_id)
     plan = read_stored(store, key, BisectPlan, what="not a bisect plan", advice="Delete it to start over")
     if plan is None:
-        raise InvalidInput("no bisect of this id", thing=store.url_of(key), advice="Check the id and the store")
+        raise InvalidInput("no bisect of this id", subject=store.url_of(key), advice="Check the id and the store")
     return plan
 
 
@@ -216,19 +216,19 @@ def _ranges(
     if not changed:
         raise InvalidInput(
             "no commit changed with it",
-            thing=f"{shift.label} of {shift.good.test_id} since {shift.since}",
+            subject=f"{shift.label} of {shift.good.test_id} since {shift.since}",
             advice="Use `nightbridge attribute`: it exchanges image, configuration, environment and nodes as well",
         )
     found = []
     for name in changed:
         if name not in pins:
-            raise InvalidInput(f"no {REPOSITORIES[name]} in these runs", thing=shift.bad.run_key)
+            raise InvalidInput(f"no {REPOSITORIES[name]} in these runs", subject=shift.bad.run_key)
         before, after = pins[name]
         good, bad = request.good or before.commit, request.bad or after.commit
         if good == bad:
             raise InvalidInput(
                 f"{REPOSITORIES[name]} had the same commit before and after",
-                thing=f"{shift.good.test_id} since {shift.since}",
+                subject=f"{shift.good.test_id} since {shift.since}",
                 advice="Use `nightbridge attribute` for image, configuration and nodes, or name --good and --bad",
             )
         older = () if request.good else _older_good_commits(rows, shift, name)
@@ -244,7 +244,7 @@ def _ranges(
     if not any(one.commits for one in found):
         raise InvalidInput(
             "only submodules moved, and the runs do not check them out: the image brings its own",
-            thing=", ".join(map(str, found)),
+            subject=", ".join(map(str, found)),
             advice="Look at the image, or set init_submodules = true in the test",
         )
     return tuple(one for one in found if one.commits)
@@ -274,7 +274,7 @@ def _newest_ancestor(
                 return good, commits
         except InvalidInput as error:
             problem = problem or error
-    raise problem or InvalidInput("no commits between them", thing=f"{goods[0][:12]}..{bad[:12]}")
+    raise problem or InvalidInput("no commits between them", subject=f"{goods[0][:12]}..{bad[:12]}")
 
 
 def _prior(

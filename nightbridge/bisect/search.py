@@ -289,7 +289,7 @@ class Search(NamedTuple):
         open_places = [place for place in range(commits + 1) if place not in skipped]
         if not open_places:
             raise InvalidInput(
-                "no commit of the range can be run", thing=f"{commits} commits", advice="Choose other ends"
+                "no commit of the range can be run", subject=f"{commits} commits", advice="Choose other ends"
             )
         found = self._likeliest(measured, skipped)
         wanted = min(at_once, self.policy.most_runs - found.runs)
@@ -335,18 +335,20 @@ def prior_of_nights(
 
 def _check(commits: int, levels: Levels | Failure, measured: Sequence[Measured]) -> None:
     if commits < 1:
-        raise InvalidInput("no commit to search", thing="range", advice="Name a good commit before the bad one")
+        raise InvalidInput("no commit to search", subject="range", advice="Name a good commit before the bad one")
     if isinstance(levels, Levels) and levels.good == levels.bad:
-        raise InvalidInput("both levels are the same", thing=f"{levels.good:.6g}", advice="There is nothing to bisect")
+        raise InvalidInput(
+            "both levels are the same", subject=f"{levels.good:.6g}", advice="There is nothing to bisect"
+        )
     for one in measured:
         if one.place > commits or not math.isfinite(one.value):
-            raise InvalidInput("not a measurement of this range", thing=f"place {one.place}: {one.value}")
+            raise InvalidInput("not a measurement of this range", subject=f"place {one.place}: {one.value}")
 
 
 def _prior(commits: int, weights: Sequence[float] | None, policy: BisectPolicy) -> Array:
     inside = np.asarray(weights if weights is not None else np.ones(commits), dtype=np.float64)
     if inside.size != commits or not (inside > 0).all():
-        raise InvalidInput(f"{inside.size} weights for {commits} commits", thing="prior", advice="Give positive ones")
+        raise InvalidInput(f"{inside.size} weights for {commits} commits", subject="prior", advice="Give positive ones")
     ends = [policy.elsewhere / 2]
     return np.concatenate([ends, inside / inside.sum() * (1 - policy.elsewhere), ends])
 

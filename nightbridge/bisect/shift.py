@@ -110,7 +110,7 @@ def metric_named(name: str) -> Metric:
         InvalidInput: There is none.
     """
     if name not in METRIC_BY_NAME:
-        raise InvalidInput("no such metric", thing=name, advice=f"Use one of {', '.join(METRIC_BY_NAME)}")
+        raise InvalidInput("no such metric", subject=name, advice=f"Use one of {', '.join(METRIC_BY_NAME)}")
     return METRIC_BY_NAME[name]
 
 
@@ -146,11 +146,11 @@ def find_failure(rows: Sequence[HistoryRow], verdict_of: VerdictOf) -> Shift:
     nights = [night.own for night in nights_of(rows)]
     failure = _failure(nights[-1], verdict_of) if nights else None
     if failure is None:
-        raise InvalidInput("the latest night did not fail", thing=rows[0].test_id if rows else "history")
+        raise InvalidInput("the latest night did not fail", subject=rows[0].test_id if rows else "history")
     ended = [night.outcome in COMPLETE_OUTCOMES and night.verdict not in BROKEN for night in nights]
     if not any(ended):
         raise InvalidInput(
-            "no earlier night ran to its end", thing=nights[-1].test_id, advice="Name a good commit with --good"
+            "no earlier night ran to its end", subject=nights[-1].test_id, advice="Name a good commit with --good"
         )
     good = max(place for place, whole in enumerate(ended) if whole)
     bad = next(night for night in nights[good + 1 :] if _failure(night, verdict_of) == failure)
@@ -176,7 +176,7 @@ def _losses_shift(good: HistoryRow, bad: HistoryRow) -> Shift:
     digest = comparable_digest(good.summary)
     if not other_losses(digest, bad.summary):
         advice = "See `nightbridge history`; losses from a log and from TensorBoard cannot be compared"
-        raise InvalidInput(f"not known to have other losses than {good.night}", thing=bad.run_key, advice=advice)
+        raise InvalidInput(f"not known to have other losses than {good.night}", subject=bad.run_key, advice=advice)
     levels = Failure(signature="other losses", digest=digest)
     return Shift(LOSSES, levels.question, "", "", bad.night, good, bad, levels)
 
@@ -209,7 +209,7 @@ def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None) -> Shift:
     good = [place for place in range(max(regressed, default=0)) if nights[place].verdict in GOOD_VERDICTS]
     if not good:
         raise InvalidInput(
-            "nothing became worse", thing=rows[0].test_id if rows else "history", advice="See `nightbridge history`"
+            "nothing became worse", subject=rows[0].test_id if rows else "history", advice="See `nightbridge history`"
         )
     bad = min(place for place in regressed if place > good[-1])
     return moved_shift(rows, nights, good[-1], nights[bad], metric)
@@ -230,7 +230,7 @@ def moved_shift(
             change = (now - level) / abs(level)
             moved.append((change if one.lower_is_better else -change, one, level, now))
     if not moved or max(item[0] for item in moved) <= 0:
-        raise InvalidInput("no metric became worse", thing=bad.run_key, advice="Name one with --metric")
+        raise InvalidInput("no metric became worse", subject=bad.run_key, advice="Name one with --metric")
     _, found, level, now = max(moved, key=lambda item: item[0])
     return _metric_shift(rows, found, bad.night, nights[last_good], bad, level, now)
 

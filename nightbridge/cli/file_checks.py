@@ -95,7 +95,9 @@ def check_shipped(checkout: Path) -> FileReport:
     shipped = tuple(shipped_configurations(checkout))
     if not shipped:
         raise InvalidInput(
-            "ships no configurations that can be read", thing=str(checkout), advice="Name a checkout of Megatron-Bridge"
+            "ships no configurations that can be read",
+            subject=str(checkout),
+            advice="Name a checkout of Megatron-Bridge",
         )
     code = Checkout(megatron_bridge=PinnedRepository(url=str(checkout), ref="HEAD", commit="HEAD", path=checkout))
     tests = []

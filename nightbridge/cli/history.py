@@ -183,7 +183,7 @@ def accept(
     from nightbridge.gate.accept import checked_kind, checked_metrics, is_series
 
     if sum(map(bool, (target and not list_all, undo, list_all))) != 1:
-        raise InvalidInput("nothing to decide", thing="accept", advice="Name a run to accept, --undo ID, or --list")
+        raise InvalidInput("nothing to decide", subject="accept", advice="Name a run to accept, --undo ID, or --list")
     site = load_site(choice)
     if list_all:
         _show_decisions(open_site_store(site), target, as_json)
@@ -307,7 +307,7 @@ def bisect(
 
     known: dict[str, Repository] = {"megatron-bridge": "megatron_bridge", "nemo-run": "nemo_run"}
     if repository is not None and repository.lower() not in known:
-        raise InvalidInput("no such repository", thing=repository, advice="Use megatron-bridge or nemo-run")
+        raise InvalidInput("no such repository", subject=repository, advice="Use megatron-bridge or nemo-run")
     site = load_site(choice)
     test_id, until = named_test(site, test_id)
     search: dict[str, Any] = {

@@ -88,7 +88,7 @@ def watchdog(
     site = load_site(choice)
     if send_test:
         if not _send(trial_notice(), site):
-            raise InvalidInput("no recipient", thing=choice.system or "the site", advice="Give it a [notify] table")
+            raise InvalidInput("no recipient", subject=choice.system or "the site", advice="Give it a [notify] table")
         return 0
     watch = look(wanted, site, lambda: open_site_store(site), configured_server())
     if as_json or watch.exit_code or not quiet:

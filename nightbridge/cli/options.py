@@ -141,7 +141,7 @@ def open_site_store(site: "Site") -> "ObjectStore":
 def check_folder(path: Path | None) -> None:
     """Refuse a file that an option names and whose folder does not exist, before the work begins."""
     if path is not None and not path.absolute().parent.is_dir():
-        raise InvalidInput("its folder does not exist", thing=str(path), advice="Create it, or name another file")
+        raise InvalidInput("its folder does not exist", subject=str(path), advice="Create it, or name another file")
 
 
 def named_run(site: "Site", name: str) -> str:

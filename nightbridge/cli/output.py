@@ -103,7 +103,7 @@ def show_text_file(path: Path) -> None:
                 sys.stdout.write(printable(clean_line(piece)))
     except RefusedFile as error:
         advice = "Look at what the job left there"
-        raise DamagedData(f"not read: {error.strerror}", thing=str(path), advice=advice) from error
+        raise DamagedData(f"not read: {error.strerror}", subject=str(path), advice=advice) from error
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -127,7 +127,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = f"cannot be written: {error.strerror or error}"
-        raise InvalidInput(reason, thing=str(path), advice="Name a file that can be written") from error
+        raise InvalidInput(reason, subject=str(path), advice="Name a file that can be written") from error
 
 
 # --- a running night ------------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def status(
         attempts = attempts_of(run_key, site.workspace)
         if not attempts:
             advice = "`nightbridge ls` lists the runs; check --store and --workspace"
-            raise InvalidInput("no night and no run of this name", thing=f"{name} in {site.workspace}", advice=advice)
+            raise InvalidInput("no night and no run of this name", subject=f"{name} in {site.workspace}", advice=advice)
         _show_run_status(run_key, attempts, site, as_json)
 
 
@@ -202,7 +202,7 @@ def cancel(
     from nightbridge.slurm.attempts import cancel_jobs
 
     if bool(run_key) == bool(night):
-        raise InvalidInput("nothing to cancel", thing="cancel", advice="Name a run, or a night with --night ID")
+        raise InvalidInput("nothing to cancel", subject="cancel", advice="Name a run, or a night with --night ID")
     site = load_site(choice)
     if night:
         keys = [run.run_key for found in find_nights(open_site_store(site), night=night) for run in found.start.tests]
@@ -210,7 +210,7 @@ def cancel(
         keys = [named_run(site, run_key)]
         _attempts(keys[0], site)
     if not keys:
-        raise InvalidInput("no such night", thing=night, advice="`nightbridge nights` lists the nights")
+        raise InvalidInput("no such night", subject=night, advice="`nightbridge nights` lists the nights")
     cluster = open_site_cluster(site)
     cancelled = [(key, job_id) for key in keys for job_id in cancel_jobs(key, site.workspace, cluster)]
     what = "night" if night else "run"
@@ -253,11 +253,11 @@ def _show_nights(
 
     if not found:
         advice = "Check --store and --workspace, or run a night"
-        raise InvalidInput("no night yet", thing=f"{store.url} in {site.workspace}", advice=advice)
+        raise InvalidInput("no night yet", subject=f"{store.url} in {site.workspace}", advice=advice)
     runs_of = [(night, _statuses(night, store, site, test_id)) for night in found]
     if test_id and not any(runs for _night, runs in runs_of):
         where = f"{test_id} in the last {len(found)} nights of {store.url}"
-        raise InvalidInput("no run of this test", thing=where, advice=like_test(store, test_id))
+        raise InvalidInput("no run of this test", subject=where, advice=like_test(store, test_id))
     document = {"nights": [{**night.model_dump(mode="json"), "runs": runs} for night, runs in runs_of]}
     show(as_json, document, lambda: (line for night, runs in runs_of for line in night_lines(night, runs)))
 
@@ -364,6 +364,6 @@ def _attempts(run_key: str, site: "Site") -> "tuple[AttemptContext, ...]":
     attempts = attempts_of(run_key, site.workspace)
     if not attempts:
         raise InvalidInput(
-            "no run of this key", thing=f"{run_key} in {site.workspace}", advice="Check the key and --workspace"
+            "no run of this key", subject=f"{run_key} in {site.workspace}", advice="Check the key and --workspace"
         )
     return attempts

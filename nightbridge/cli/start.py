@@ -97,7 +97,7 @@ def init(
     family = _family_of(recipe, version)
     test, site = folder / f"{recipe}.toml", folder / "site.toml"
     if test.exists():
-        raise InvalidInput("exists already", thing=str(test), advice="Name another folder with --out, or remove it")
+        raise InvalidInput("exists already", subject=str(test), advice="Name another folder with --out, or remove it")
     kind = _ask("GPU type", gpu_type, "h100")
     text = TEST.format(
         name=f"{recipe}_{kind}",
@@ -149,11 +149,11 @@ def import_script(
 
     target = file or Path(f"{script.stem}.toml")
     if target.exists():
-        raise InvalidInput("exists already", thing=str(target), advice="Name another file with --out, or remove it")
+        raise InvalidInput("exists already", subject=str(target), advice="Name another file with --out, or remove it")
     variables = dict(text.split("=", 1) for text in given or () if "=" in text)
     if len(variables) != len(given or ()):
         raise InvalidInput(
-            "is no NAME=VALUE, or written twice", thing="--set", advice="Write it as --set TRAIN_ITERS=20"
+            "is no NAME=VALUE, or written twice", subject="--set", advice="Write it as --set TRAIN_ITERS=20"
         )
     imported = import_script(script, image, variables)
     write_file(target, imported.toml.encode())
@@ -184,12 +184,12 @@ def explain(
         ours = ELSEWHERE.get(key, key)
         inside = [f"{table}.{ours}" for table in tables if ours in _properties(tables[table], schema)]
         if len(inside) > 1:
-            raise InvalidInput("several tables have this key", thing=key, advice=f"Name one of {', '.join(inside)}")
+            raise InvalidInput("several tables have this key", subject=key, advice=f"Name one of {', '.join(inside)}")
         key = inside[0] if inside else key
     for part in key.split("."):
         known = _properties(found, schema)
         if part not in known:
-            raise InvalidInput(unknown_key(part, known), thing=key, advice="`nightbridge schema` prints all keys")
+            raise InvalidInput(unknown_key(part, known), subject=key, advice="`nightbridge schema` prints all keys")
         found = known[part]
     show(as_json, found, lambda: _explanation(key, found, schema))
 
@@ -246,7 +246,7 @@ def _family_of(recipe: str, version: str) -> str:
     known = sorted(name for names in families.values() for name in names)
     near = get_close_matches(recipe, known, n=3) or known
     advice = f"Name one of {', '.join(near)}" if near else "Name a release, as v0.4.2, with --version"
-    raise InvalidInput(f"no such recipe in {version}", thing=recipe, advice=advice)
+    raise InvalidInput(f"no such recipe in {version}", subject=recipe, advice=advice)
 
 
 def _ask(question: str, given: Any, usual: Any) -> Any:
@@ -270,7 +270,7 @@ def demo(
     if not (examples / "practice").is_dir():
         raise InvalidInput(
             "the practice workload is not installed",
-            thing=str(examples),
+            subject=str(examples),
             advice="Clone the repository of nightbridge and run `make demo` there",
         )
     from nightbridge.models import SiteChoice

@@ -41,14 +41,16 @@ def events(
     from nightbridge.outputs.event_files import find_scalars
 
     if not path.exists():
-        raise InvalidInput("no such file or folder", thing=str(path), advice="Name an event file or its folder")
+        raise InvalidInput("no such file or folder", subject=str(path), advice="Name an event file or its folder")
     found, content = find_scalars(path.resolve())
     table = pd.read_parquet(io.BytesIO(content))
     note_all(found.damage)
     if others := sorted(found.skipped.items()):
         note(f"not scalars, left out: {', '.join(f'{count} {kind}' for kind, count in others)}")
     if not len(table) and not found.damage:
-        raise InvalidInput("no TensorBoard scalars", thing=str(path), advice="Name a folder with events.out.tfevents.*")
+        raise InvalidInput(
+            "no TensorBoard scalars", subject=str(path), advice="Name a folder with events.out.tfevents.*"
+        )
     if out is None:
         print_all(_tag_lines(table))
         return
@@ -71,7 +73,7 @@ def checkpoint(
     from nightbridge.outputs.checkpoints import checkpoint_folders, state_in_child
 
     if not folder.is_dir():
-        raise InvalidInput("no such folder", thing=str(folder), advice="Name a checkpoint's folder")
+        raise InvalidInput("no such folder", subject=str(folder), advice="Name a checkpoint's folder")
     folder = folder.resolve()
     judged = [
         {"path": path, "state": state, "reason": reason}
@@ -84,7 +86,9 @@ def checkpoint(
     show(as_json, judged, lambda: (f"{each['path']}: {each['state']}  {each['reason']}".rstrip() for each in judged))
     if bad := [str(each["path"]) for each in judged if each["state"] in ("damaged", "in_progress")]:
         advice = "Use an older checkpoint, or one that is verified"
-        raise DamagedData(f"{len(bad)} of {len(judged)} checkpoints are not whole", thing=", ".join(bad), advice=advice)
+        raise DamagedData(
+            f"{len(bad)} of {len(judged)} checkpoints are not whole", subject=", ".join(bad), advice=advice
+        )
 
 
 def _loaded(judged: "Mapping[str, object]", python: str) -> dict[str, object]:
@@ -114,7 +118,7 @@ def verify(
     found = verify_stored(opened, find_run(opened, run_key), check=check, on_progress=show_progress)
     note_all(f"not of this run: {path}" for path in found.foreign)
     if not found.is_whole:
-        raise DamagedData("\n  ".join(found.problems), thing=found.url, advice="Harvest the run again")
+        raise DamagedData("\n  ".join(found.problems), subject=found.url, advice="Harvest the run again")
     print(f"{found.url}: every object is there and whole")
 
 

@@ -92,7 +92,7 @@ def _files_of(named: Path) -> Iterator[Path]:
     """The file itself, or every TOML file below a folder."""
     found = sorted(named.rglob("*.toml")) if named.is_dir() else [named]
     if not found:
-        raise InvalidInput("a folder without a .toml file", thing=str(named), advice="Name files, or another folder")
+        raise InvalidInput("a folder without a .toml file", subject=str(named), advice="Name files, or another folder")
     yield from found
 
 

@@ -123,13 +123,15 @@ def read_document(path: Path) -> Document:
     """
     try:
         if path.is_file() and path.stat().st_size > SIZE_LIMIT:
-            raise InvalidInput("too large for a configuration", thing=str(path), advice="Name a TOML file")
+            raise InvalidInput("too large for a configuration", subject=str(path), advice="Name a TOML file")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise InvalidInput("no such file", thing=str(path), advice="Check the path") from error
+        raise InvalidInput("no such file", subject=str(path), advice="Check the path") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise InvalidInput(f"cannot be read: {reason}", thing=str(path), advice="Name a readable TOML file") from error
+        raise InvalidInput(
+            f"cannot be read: {reason}", subject=str(path), advice="Name a readable TOML file"
+        ) from error
     return parse_document(text, path)
 
 
@@ -143,7 +145,7 @@ def parse_document(text: str, path: Path) -> Document:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # besides its own error: huge integers, endless nesting
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InvalidInput(f"not valid TOML: {reason}", thing=str(path), advice="Fix the syntax there") from error
+        raise InvalidInput(f"not valid TOML: {reason}", subject=str(path), advice="Fix the syntax there") from error
     _check_values(table, path)
     return Document(path, text, table)
 
@@ -161,14 +163,14 @@ def _check_values(table: Table, path: Path) -> None:
         if any("\0" in text for text in inside if isinstance(text, str)):
             raise InvalidInput(
                 "contains a NUL character (\\u0000), which paths, arguments and variables cannot contain",
-                thing=str(path),
+                subject=str(path),
                 advice="Remove it",
             )
         level = [inner for inner in inside if not isinstance(inner, str)]
         if not level:
             return
     raise InvalidInput(
-        f"tables are nested more than {DEPTH_LIMIT} deep", thing=str(path), advice="Look for a key with many dots"
+        f"tables are nested more than {DEPTH_LIMIT} deep", subject=str(path), advice="Look for a key with many dots"
     )
 
 

@@ -37,7 +37,7 @@ def load(path: Path, *, tests_dirs: Sequence[Path] = ()) -> Scenario:
     """
     for directory in tests_dirs:
         if not Path(directory).is_dir():
-            raise InvalidInput("no such directory", thing=str(directory), advice="Name one that holds test files")
+            raise InvalidInput("no such directory", subject=str(directory), advice="Name one that holds test files")
     return scenario_of(read_document(Path(path)), tests_dirs=tests_dirs)
 
 
@@ -49,11 +49,11 @@ def scenario_of(document: Document, *, tests_dirs: Sequence[Path] = ()) -> Scena
         return _single_test(document)
     if _SYSTEM_KEYS & document.table.keys():
         raise InvalidInput(
-            "this is a system or site file, not a test", thing=str(document.path), advice="Pass it with --system"
+            "this is a system or site file, not a test", subject=str(document.path), advice="Pass it with --system"
         )
     raise InvalidInput(
         "neither a test (with [cmd_args]) nor a scenario (with [[Tests]])",
-        thing=str(document.path),
+        subject=str(document.path),
         advice="See conf/examples for both",
     )
 
@@ -68,7 +68,7 @@ def only_tests(scenario: Scenario, wanted: Collection[str]) -> Scenario:
     known = by_id.keys() | {test.id for test in scenario.invalid}
     if unknown := [name for name in wanted if name not in known]:
         advice = f"It has {', '.join(sorted(known))}"
-        raise InvalidInput("no such test", thing=scenario.source, violations=unknown, advice=advice)
+        raise InvalidInput("no such test", subject=scenario.source, violations=unknown, advice=advice)
     chosen: set[str] = set()
     waiting = set(wanted)
     while waiting:
@@ -180,7 +180,7 @@ def _scenario(document: Document, tests_dirs: Sequence[Path]) -> Scenario:
         problems += [_problem(document, (key,), message) for key in document.table if key in REFUSED_FOR_CLOUDAI]
     if problems:
         problems.extend(found for test in tests if isinstance(test, InvalidTest) for found in test.findings)
-        raise InvalidInput("the scenario is not valid", thing=str(document.path), violations=problems)
+        raise InvalidInput("the scenario is not valid", subject=str(document.path), violations=problems)
     return _assembled(str(document.table["name"]).strip(), document, tests, warnings)
 
 

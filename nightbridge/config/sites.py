@@ -76,7 +76,7 @@ def load_site(path: Path) -> tuple[Site, tuple[str, ...]]:
     read = _cloudai_site if _CLOUDAI_ONLY & document.table.keys() else _own_site
     site = validated(Site, read(document, findings), findings)
     if site is None or findings.problems:
-        raise InvalidInput("the system file is not valid", thing=str(path), violations=[*map(str, findings.problems)])
+        raise InvalidInput("the system file is not valid", subject=str(path), violations=[*map(str, findings.problems)])
     return site, tuple(map(str, findings.warnings))
 
 
@@ -128,7 +128,7 @@ def no_block(choice: SiteChoice, server: str = "no Prefect server is configured"
     named = (name for name in (choice.cluster, choice.store, choice.system) if name)
     return InvalidInput(
         f"no cluster, store or site of this name, and {server} that could have a block of it",
-        thing=next(named, ""),
+        subject=next(named, ""),
         advice=f"Give {', '.join(PLAIN_CLUSTERS)}, a URL or a file ending in .toml, or set PREFECT_API_URL",
     )
 

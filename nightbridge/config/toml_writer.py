@@ -158,7 +158,7 @@ def import_script(script: Path, image: str, given: Mapping[str, str]) -> Importe
     if launch.program not in PROGRAMS:
         raise InvalidInput(
             f"starts {launch.program}, which has no two grids",
-            thing=str(script),
+            subject=str(script),
             advice=f"Import a script that starts {' or '.join(PROGRAMS)}",
         )
     options = _options(launch.arguments, script)
@@ -175,7 +175,7 @@ def compare_command_lines(imported: ImportedScript, file: Path) -> Comparison:
     if scenario.invalid:
         raise InvalidInput(
             "cannot be a test as it stands",
-            thing=str(file),
+            subject=str(file),
             advice="Fix these lines, or the script",
             violations=scenario.invalid[0].violations,
         )
@@ -202,7 +202,7 @@ def _options(words: Iterable[str], script: Path) -> Options:
             name, _, value = word.partition("=")
             found[name] = [value] if value else []
         elif not name:
-            raise InvalidInput(f"the program gets {word!r}, which is no option", thing=str(script))
+            raise InvalidInput(f"the program gets {word!r}, which is no option", subject=str(script))
         else:
             found[name].append(word)
     return {option: values[0] if len(values) == 1 else shlex.join(values) for option, values in found.items()}

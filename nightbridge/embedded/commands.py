@@ -34,7 +34,7 @@ def _sbatch(root: Path, words: list[str]) -> int:
 
     options, rest = split_options(words, EMBEDDED_SBATCH)
     if len(rest) != 1:
-        raise InvalidInput("not one batch script", thing="sbatch", advice="Name a script file, without arguments")
+        raise InvalidInput("not one batch script", subject="sbatch", advice="Name a script file, without arguments")
     job_id = submit(root, Path(rest[0]), words[:-1], environment=os.environ, directory=Path.cwd())
     print(job_id if "parsable" in options else f"Submitted batch job {job_id}")
     return 0
@@ -86,7 +86,9 @@ def _scontrol(root: Path, words: list[str]) -> int:
         case ["show", "hostnames"] if "SLURM_JOB_NODELIST" in os.environ:
             expression = os.environ["SLURM_JOB_NODELIST"]
         case ["requeue", *_]:
-            raise InvalidInput("no requeue on the embedded cluster", thing="scontrol", advice="Submit another attempt")
+            raise InvalidInput(
+                "no requeue on the embedded cluster", subject="scontrol", advice="Submit another attempt"
+            )
         case _:
             raise _unknown_form("scontrol", words)
     print("\n".join(hostnames(expression)))
@@ -96,7 +98,7 @@ def _scontrol(root: Path, words: list[str]) -> int:
 def _unknown_form(command: str, words: Sequence[str]) -> InvalidInput:
     return InvalidInput(
         "not possible on the embedded cluster",
-        thing=" ".join([command, *words]),
+        subject=" ".join([command, *words]),
         advice="See its jobs with `nightbridge status`, end them with `nightbridge cancel`",
     )
 

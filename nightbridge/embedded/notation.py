@@ -85,7 +85,7 @@ def parse_time(text: str) -> float | None:
         return None
     seconds = parse_time_limit(text)
     if seconds is None:
-        raise InvalidInput("invalid --time specification", thing=text, advice="For example 01:30:00")
+        raise InvalidInput("invalid --time specification", subject=text, advice="For example 01:30:00")
     return seconds or None
 
 
@@ -97,7 +97,7 @@ def parse_count(text: str, option: str) -> int:
     """
     number = text.partition("-")[0]
     if not number.isdigit() or int(number) < 1:
-        raise InvalidInput(f"invalid number for --{option}", thing=text)
+        raise InvalidInput(f"invalid number for --{option}", subject=text)
     return int(number)
 
 
@@ -110,7 +110,7 @@ def parse_dependencies(text: str) -> tuple[tuple[str, int], ...]:
     found: list[tuple[str, int]] = []
     for part in text.split(","):
         if (match := _DEPENDENCY.fullmatch(part)) is None:
-            raise InvalidInput("job dependency problem", thing=part, advice="Use afterok, afterany or after")
+            raise InvalidInput("job dependency problem", subject=part, advice="Use afterok, afterany or after")
         found += [(match[1], int(number)) for number in match[2][1:].split(":")]
     return tuple(found)
 

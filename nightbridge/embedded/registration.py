@@ -50,12 +50,12 @@ def submit(root: Path, script: Path, words: Sequence[str], *, environment: Mappi
     in_script, rest_of_script = split_options(script_options(text), notation.EMBEDDED_SBATCH)
     if rest + rest_of_script:
         advice = "The embedded cluster runs no hetjob"
-        raise LaunchRefused("not an sbatch option", thing=(rest + rest_of_script)[0], advice=advice)
+        raise LaunchRefused("not an sbatch option", subject=(rest + rest_of_script)[0], advice=advice)
     options = in_script | given
     request = _make_request(script, options, directory)
     for kind, number in request.dependencies:
         if not job_dir(root, number).exists():
-            raise LaunchRefused("job dependency problem: no such job", thing=f"{kind}:{number}")
+            raise LaunchRefused("job dependency problem: no such job", subject=f"{kind}:{number}")
     write_shims(root)
     # A job that was submitted from a job belongs to itself, not to the other.
     foreign = ("SLURM_", "SLURMD_", "SBATCH_", JOB_VARIABLE)
@@ -69,7 +69,7 @@ def _read_script(script: Path) -> str:
         mode = script.stat().st_mode
         text = script.read_bytes().decode(errors="surrogateescape")
     except OSError as error:
-        raise LaunchRefused(f"unable to open file: {error.strerror}", thing=str(script)) from error
+        raise LaunchRefused(f"unable to open file: {error.strerror}", subject=str(script)) from error
     problems = {
         "batch script is empty or not a file": not stat.S_ISREG(mode) or not text,
         "this does not look like a batch script: its first line must be #! and an interpreter": text[:2] != "#!",
@@ -77,7 +77,7 @@ def _read_script(script: Path) -> str:
         "batch script contains DOS line breaks (\\r\\n) instead of expected UNIX line breaks (\\n)": "\r\n" in text,
     }
     if found := next((problem for problem, there in problems.items() if there), None):
-        raise LaunchRefused(found, thing=str(script))
+        raise LaunchRefused(found, subject=str(script))
     return text
 
 
@@ -157,7 +157,7 @@ def _wait_until_ready(runner: subprocess.Popen[bytes], folder: Path) -> None:
         log = (folder / "runner.log").read_text(errors="replace").strip().splitlines()
         shutil.rmtree(folder, ignore_errors=True)
         reason = log[-1] if log else "no output"
-        raise TransientError("the job's runner did not start", thing=reason, advice="Try again")
+        raise TransientError("the job's runner did not start", subject=reason, advice="Try again")
 
 
 def _claim_id(root: Path, folder: Path) -> int:
@@ -171,7 +171,7 @@ def _claim_id(root: Path, folder: Path) -> int:
         except OSError as error:
             if not job_dir(root, job_id).exists():
                 what = f"cannot register the job: {error.strerror}"
-                raise TransientError(what, thing=str(folder), advice="Try again") from error
+                raise TransientError(what, subject=str(folder), advice="Try again") from error
             job_id += 1
     flush_folder(folder.parent)
     return job_id

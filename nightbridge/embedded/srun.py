@@ -88,14 +88,14 @@ def make_step(options: Mapping[str, str], argv: Sequence[str], environment: Mapp
     """
     job = read_job(Path(environment[JOB_VARIABLE])) if JOB_VARIABLE in environment else None
     if job is None:
-        raise PermanentError("not inside a job", thing="srun", advice="Start steps from batch scripts")
+        raise PermanentError("not inside a job", subject="srun", advice="Start steps from batch scripts")
     nodes = _choose_nodes(options, job)
     counts = [count for count in _spread_tasks(options, len(nodes), environment) if count]
     directory, wait = options.get("chdir") or os.getcwd(), options.get("wait", "0")
     if not os.path.isdir(directory):
-        raise InvalidInput("no such folder for --chdir", thing=directory)
+        raise InvalidInput("no such folder for --chdir", subject=directory)
     if not wait.isdigit():
-        raise InvalidInput("invalid number of seconds for --wait", thing=wait)
+        raise InvalidInput("invalid number of seconds for --wait", subject=wait)
     return Step(
         job=job,
         number=_claim_number(job),
@@ -117,10 +117,10 @@ def _choose_nodes(options: Mapping[str, str], job: LocalJob) -> list[str]:
     if "nodelist" in options:
         chosen = notation.hostnames(options["nodelist"])
         if not set(chosen) <= set(of_job):
-            raise InvalidInput("requested nodes are not in this job", thing=options["nodelist"])
+            raise InvalidInput("requested nodes are not in this job", subject=options["nodelist"])
     count = notation.parse_count(options["nodes"], "nodes") if "nodes" in options else len(chosen)
     if count > len(chosen):
-        raise InvalidInput("more nodes than the job has or --nodelist names", thing=f"--nodes={count}")
+        raise InvalidInput("more nodes than the job has or --nodelist names", subject=f"--nodes={count}")
     return chosen[:count]
 
 
@@ -132,7 +132,7 @@ def _spread_tasks(options: Mapping[str, str], nodes: int, environment: Mapping[s
         return [limit] * nodes
     tasks = notation.parse_count(options["ntasks"], "ntasks")
     if "ntasks-per-node" in options and tasks > limit * nodes:
-        raise InvalidInput("more tasks than the nodes may have", thing=f"--ntasks={tasks}")
+        raise InvalidInput("more tasks than the nodes may have", subject=f"--ntasks={tasks}")
     return notation.spread_evenly(tasks, nodes)
 
 
@@ -153,7 +153,7 @@ def main(arguments: list[str]) -> int:
     """Run a step; return the highest exit code of its tasks, where a killed one counts as 128 + signal."""
     options, argv = split_options(arguments, notation.SRUN)
     if not argv:
-        raise InvalidInput("no command to run", thing="srun")
+        raise InvalidInput("no command to run", subject="srun")
     return _StepRun(make_step(options, argv, os.environ)).to_its_end()
 
 
@@ -223,7 +223,7 @@ class _StepRun:
             try:
                 self.files[name] = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | mode, 0o666)
             except OSError as error:
-                raise PermanentError(f"cannot open output file: {error.strerror}", thing=name) from error
+                raise PermanentError(f"cannot open output file: {error.strerror}", subject=name) from error
         return self.files[name]
 
     def _new_pipe(self, target: int, task: int) -> int:

@@ -93,7 +93,9 @@ def accept(
     cluster, series, last_night = _place_of(store, target, cluster)
     rows = tuple(row for row in read_history(store, cluster, series) if not last_night or row.night <= last_night)
     if not rows:
-        raise InvalidInput("no history", thing=f"{target} on {cluster}", advice="Check the name, --cluster and --store")
+        raise InvalidInput(
+            "no history", subject=f"{target} on {cluster}", advice="Check the name, --cluster and --store"
+        )
     found = trends(rows, decisions=as_of(rows[-1].night, read_decisions(store, cluster, series)))
     decision = Decision(
         kind=kind,
@@ -111,7 +113,7 @@ def accept(
     )
     if until and (kind == "fixed" or until < decision.since):
         advice = f"What is fixed has no end; name a night since {decision.since}, or leave --until out"
-        raise InvalidInput("not a night that this decision can end with", thing=until, advice=advice)
+        raise InvalidInput("not a night that this decision can end with", subject=until, advice=advice)
     record_decision(store, decision)
     return decision
 
@@ -153,12 +155,12 @@ def _chosen(target: str, known: Sequence[StoredDecision], where: str) -> StoredD
         return found[0]
     choices = "; ".join(f"{one.id} ({one.text})" for one in found)
     advice = f"Name one of: {choices}" if choices else "`nightbridge accept --list` shows all"
-    raise InvalidInput(f"{len(found) or 'no'} decisions about it", thing=f"{target} in {where}", advice=advice)
+    raise InvalidInput(f"{len(found) or 'no'} decisions about it", subject=f"{target} in {where}", advice=advice)
 
 
 def _one_of(text: str, known: Sequence[str], what: str) -> str:
     if text not in known:
-        raise InvalidInput(f"no such {what}", thing=text, advice=f"Give one of {', '.join(known)}")
+        raise InvalidInput(f"no such {what}", subject=text, advice=f"Give one of {', '.join(known)}")
     return text
 
 
@@ -168,7 +170,7 @@ def _place_of(store: ObjectStore, target: str, cluster: str) -> tuple[str, str, 
         return cluster, target, ""
     record = load_record(store, last_attempt(store, target))
     if record is None:
-        raise InvalidInput("no record of this run", thing=target, advice="Give a run key or a series")
+        raise InvalidInput("no record of this run", subject=target, advice="Give a run key or a series")
     return record.job.cluster, record.series, record.spec.night
 
 

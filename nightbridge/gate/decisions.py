@@ -237,8 +237,8 @@ def _overrules(later: Decision, earlier: Decision) -> bool:
 
 def _check_author(said: Decision | Withdrawal, series: str = "") -> None:
     if not said.who.strip() or not said.why.strip():
-        thing = said.series if isinstance(said, Decision) else series
-        raise InvalidInput("a decision needs an author and a reason", thing=thing, advice="Give --who and --why")
+        subject = said.series if isinstance(said, Decision) else series
+        raise InvalidInput("a decision needs an author and a reason", subject=subject, advice="Give --who and --why")
 
 
 def _folder(cluster: str, series: str) -> str:

@@ -354,7 +354,7 @@ def reference_prefix(store: ObjectStore, record: RunRecord) -> str:
     if not rows:
         raise PermanentError(
             "no such run, and no complete run of such a test up to this night",
-            thing=name,
+            subject=name,
             advice="Name a stored run, or a test that has run on this cluster",
         )
     return max(rows, key=lambda row: (row.night, row.harvested_at)).prefix
@@ -368,7 +368,7 @@ def read_scalars(store: ObjectStore, prefix: str) -> "pd.DataFrame":
     """
     scalars = load_scalars(store, prefix)
     if scalars is None:
-        raise DamagedData("no scalars", thing=store.url_of(f"{prefix}/{METRICS}"), advice="Harvest the run again")
+        raise DamagedData("no scalars", subject=store.url_of(f"{prefix}/{METRICS}"), advice="Harvest the run again")
     return scalars
 
 

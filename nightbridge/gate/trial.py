@@ -130,11 +130,11 @@ def plan_trial(run: RunSpec, change: Change, now: datetime) -> tuple[Trial, RunS
         InvalidInput: Nothing is changed, or the test does not check out the submodule that is to change.
     """
     if not str(change):
-        raise InvalidInput("nothing to try", thing=run.test.id, advice="Name --bridge, --core or --image")
+        raise InvalidInput("nothing to try", subject=run.test.id, advice="Name --bridge, --core or --image")
     if change.core and not run.test.megatron_bridge.init_submodules:
         raise InvalidInput(
             "the test does not check out submodules: its image brings its own Megatron-Core",
-            thing=run.test.id,
+            subject=run.test.id,
             advice="Set init_submodules = true in [[git_repos]], or try another --image",
         )
     identity = f"{run.test.model_dump_json()}\n{change.model_dump_json()}"

@@ -87,12 +87,12 @@ def read_golden_file(path: Path) -> GoldenValues:
     try:
         data = read_regular(path.resolve(), limit=_MAX_BYTES)
     except OSError as error:
-        raise InvalidInput(f"cannot be read ({error.strerror})", thing=str(path)) from error
+        raise InvalidInput(f"cannot be read ({error.strerror})", subject=str(path)) from error
     return read_golden(data, str(path))
 
 
-def read_golden(data: bytes | str, thing: str = "golden values") -> GoldenValues:
-    """Read golden values of either format; `thing` is what errors call them.
+def read_golden(data: bytes | str, subject: str = "golden values") -> GoldenValues:
+    """Read golden values of either format; `subject` is what errors call them.
 
     Raises:
         InvalidInput: They are something else than training metrics.
@@ -102,13 +102,13 @@ def read_golden(data: bytes | str, thing: str = "golden values") -> GoldenValues
         text = data.decode() if isinstance(data, bytes) else data
         content = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise DamagedData(f"not JSON ({error})", thing=thing, advice="Record the golden values again") from error
+        raise DamagedData(f"not JSON ({error})", subject=subject, advice="Record the golden values again") from error
     if not isinstance(content, dict) or not content:
-        raise InvalidInput("not an object with values", thing=thing)
+        raise InvalidInput("not an object with values", subject=subject)
     if any(isinstance(value, dict) and "values" in value for value in content.values()):
-        return _read_megatron_lm(content, thing)
+        return _read_megatron_lm(content, subject)
     inner = next((content[name] for name in ("baseline", "current") if isinstance(content.get(name), dict)), content)
-    return _read_bridge(inner, thing)
+    return _read_bridge(inner, subject)
 
 
 def golden_of_steps(
@@ -157,28 +157,28 @@ def _is_value(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _read_bridge(content: Mapping[str, Any], thing: str) -> GoldenValues:
+def _read_bridge(content: Mapping[str, Any], subject: str) -> GoldenValues:
     steps = {int(key): value for key, value in content.items() if key.isdecimal()}
     if not steps or not all(isinstance(value, dict) for value in steps.values()):
-        raise InvalidInput("contains no steps", thing=thing, advice="Give golden values of Megatron-Bridge or -LM")
+        raise InvalidInput("contains no steps", subject=subject, advice="Give golden values of Megatron-Bridge or -LM")
     strange = sorted({name for step in steps.values() for name, value in step.items() if not _is_value(value)})
     if strange:
-        raise InvalidInput(f"{strange[0]!r} is not a number: these are not training metrics", thing=thing)
+        raise InvalidInput(f"{strange[0]!r} is not a number: these are not training metrics", subject=subject)
     names = sorted({name for step in steps.values() for name in step})
     values = {name: {key + 1: steps[key].get(name) for key in sorted(steps)} for name in names}
     memory = {name: size for name in BRIDGE_MEMORY if (size := _number(content.get(name))) is not None}
     return GoldenValues(format="megatron-bridge", **_recorded(values), memory=memory)
 
 
-def _read_megatron_lm(content: Mapping[str, Any], thing: str) -> GoldenValues:
+def _read_megatron_lm(content: Mapping[str, Any], subject: str) -> GoldenValues:
     # Some files have averages besides.
     whole = {name: series for name, series in content.items() if isinstance(series, dict) and "values" in series}
-    fields = _recorded({name: _steps_of(series, f"{thing}: {name}") for name, series in whole.items()})
+    fields = _recorded({name: _steps_of(series, f"{subject}: {name}") for name, series in whole.items()})
     memory = {name: max(fields["metrics"][name].values()) for name in MEGATRON_LM_MEMORY if fields["metrics"].get(name)}
     return GoldenValues(format="megatron-lm", **fields, memory=memory)
 
 
-def _steps_of(series: Mapping[str, Any], thing: str) -> dict[int, Any]:
+def _steps_of(series: Mapping[str, Any], subject: str) -> dict[int, Any]:
     """The values of a metric by step; every step that the file declares must be there."""
     try:
         first, last, interval = (int(series[name]) for name in ("start_step", "end_step", "step_interval"))
@@ -195,15 +195,15 @@ def _steps_of(series: Mapping[str, Any], thing: str) -> dict[int, Any]:
                 sorted({first, *(step for step in range(0, last + 1, interval) if step >= first)}),
             ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedData(f"not the values of its steps ({error})", thing=thing) from error
+        raise DamagedData(f"not the values of its steps ({error})", subject=subject) from error
     if not values or sorted(values) not in declared:
         raise DamagedData(
             f"declares {len(declared[0])} steps from {first} to {last} and has {len(values)}",
-            thing=thing,
+            subject=subject,
             advice="Record the golden values again",
         )
     if not all(_is_value(value) for value in values.values()):
-        raise DamagedData("has a value that is not a number", thing=thing)
+        raise DamagedData("has a value that is not a number", subject=subject)
     return dict(sorted(values.items()))
 
 

@@ -110,7 +110,9 @@ def load_scalars(store: ObjectStore, prefix: str) -> "pd.DataFrame | None":
     try:
         return pd.read_parquet(io.BytesIO(data), columns=["tag", "step", "value", "superseded"])
     except (pa.ArrowException, ValueError) as error:
-        raise DamagedData("not a table of scalars", thing=store.url_of(key), advice="Harvest the run again") from error
+        raise DamagedData(
+            "not a table of scalars", subject=store.url_of(key), advice="Harvest the run again"
+        ) from error
 
 
 def committed_record(store: ObjectStore, manifest: Manifest) -> RunRecord:
@@ -125,14 +127,14 @@ def committed_record(store: ObjectStore, manifest: Manifest) -> RunRecord:
     data = store.get(key)
     if data is None or entry is None or sha256_hex(data) != entry.sha256:
         raise DamagedData(
-            "not the committed record", thing=store.url_of(key), advice="Run `nightbridge verify` for details"
+            "not the committed record", subject=store.url_of(key), advice="Run `nightbridge verify` for details"
         )
     try:
         return RunRecord.model_validate_json(data)
     except pydantic.ValidationError as error:
         raise DamagedData(
             f"not a run record: {error.errors()[0]['msg']}",
-            thing=store.url_of(key),
+            subject=store.url_of(key),
             advice="It was written by another version of nightbridge",
         ) from error
 
@@ -167,6 +169,6 @@ def last_attempt(store: ObjectStore, run_key: str) -> str:
     """
     attempts = committed_attempts(store, run_key)
     if not attempts:
-        thing = f"{run_key} in {store.url}"
-        raise InvalidInput("no stored run with this run key", thing=thing, advice="Check the run key and the store")
+        subject = f"{run_key} in {store.url}"
+        raise InvalidInput("no stored run with this run key", subject=subject, advice="Check the run key and the store")
     return attempts[-1]

@@ -98,14 +98,14 @@ def harvest_on_node(
         on_line=on_line,
     )
     run_key, instead = request.run.run_key, 'on = "host" in [harvest]'
-    result = read_answer(finished, HarvestResult, doing="harvest", thing=run_key, instead=instead)
+    result = read_answer(finished, HarvestResult, doing="harvest", subject=run_key, instead=instead)
     if result.failure:
         raise result.failure.error()
     record = load_record(store, request.prefix)
     if record is None:
         raise TransientError(
             "a compute node harvested the run, but it is not visible in this store",
-            thing=store.url_of(request.prefix),
+            subject=store.url_of(request.prefix),
             advice="Use a store that this host and the nodes share",
         )
     return record

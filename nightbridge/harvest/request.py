@@ -165,8 +165,8 @@ def store_run(
     # Read back, whoever committed it: what counts is what the store returns.
     committed = _committed_run(request, store)
     if committed is None:
-        thing = store.url_of(request.prefix)
-        raise TransientError("the store does not return the manifest that was committed", thing=thing)
+        subject = store.url_of(request.prefix)
+        raise TransientError("the store does not return the manifest that was committed", subject=subject)
     return committed
 
 
@@ -176,7 +176,7 @@ def _check_stored(store: ObjectStore, manifest: Manifest) -> None:
     if problems:
         raise TransientError(
             f"{len(problems)} objects are not as they were sent ({problems[0]})",
-            thing=store.url_of(manifest.prefix),
+            subject=store.url_of(manifest.prefix),
             advice="Harvest the run again; if it persists, check that the endpoint is the S3 server itself",
         )
 
@@ -191,14 +191,14 @@ def _committed_run(request: HarvestRequest, store: ObjectStore) -> RunRecord | N
         raise PermanentError(
             f"the store already has another run with this run key: job {other.job_id} of {other.cluster},"
             f" not of job {job.job_id} of {job.cluster}",
-            thing=store.url_of(manifest.prefix),
+            subject=store.url_of(manifest.prefix),
             advice="Give each cluster a store of its own, such as a prefix in the store's URL, or the night another id",
         )
     problems = missing_objects(store, manifest)
     if problems:
         raise DamagedData(
             f"committed, but {len(problems)} of its objects are damaged ({problems[0]})",
-            thing=store.url_of(manifest.prefix),
+            subject=store.url_of(manifest.prefix),
             advice="Run `nightbridge verify` for details; delete its manifest.json to harvest it again",
         )
     return committed_record(store, manifest)
@@ -236,7 +236,7 @@ def _masked_record(record: RunRecord, secrets: Sequence[str]) -> RunRecord:
         return RunRecord.model_validate_json(mask_text(record.model_dump_json(), secrets))
     except pydantic.ValidationError as error:
         what = "a secret's value also occurs as an ordinary word in the record"
-        raise PermanentError(what, thing=record.prefix, advice="Use a longer secret") from error
+        raise PermanentError(what, subject=record.prefix, advice="Use a longer secret") from error
 
 
 def _names_secret(unit: Unit, secrets: Sequence[str]) -> bool:
@@ -298,6 +298,6 @@ def _needing_room(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise PermanentError(
             f"cannot write masked copies and measurements: {error.strerror}",
-            thing=str(folder),
+            subject=str(folder),
             advice="Free space there, or make it writable",
         ) from error

@@ -97,7 +97,7 @@ def verify_content(store: ObjectStore, prefix: str, on_progress: Callable[[Progr
             reader = _Reader(store, f"{prefix}/{file.path}", lambda received: None)
             try:
                 digests = _of_each_range(pool, lambda parts: list(reader.read(parts, _discard)), _parts(file))
-                _check_digests(reader.thing, file, digests)
+                _check_digests(reader.subject, file, digests)
             except (DamagedData, PermanentError) as error:
                 return f"{file.path}: {error.what}"
             return ""
@@ -133,12 +133,12 @@ def fetch_run(
     manifest = read_manifest(store, prefix)
     if manifest is None:
         advice = "Check the run key; its harvest may still be running"
-        raise PermanentError("no committed run under this prefix", thing=store.url_of(prefix), advice=advice)
+        raise PermanentError("no committed run under this prefix", subject=store.url_of(prefix), advice=advice)
     folder = FOLDERS[only] if only else ""
     files = [file for file in manifest.files if file.path.startswith(folder)]
     if not files:
         advice = "See its `left_out`, and `checkpoint` in the test's [harvest]"
-        raise PermanentError(f"the run has no stored {only}", thing=store.url_of(prefix), advice=advice)
+        raise PermanentError(f"the run has no stored {only}", subject=store.url_of(prefix), advice=advice)
     marker = destination / INCOMPLETE
     with _write_errors(marker):
         destination.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ class _Reader:
     def __init__(self, store: ObjectStore, key: str, on_received: Callable[[int], None]) -> None:
         self._store, self._key, self._on_received = store, key, on_received
         self._received = 0
-        self.thing = store.url_of(key)
+        self.subject = store.url_of(key)
 
     def exists(self) -> bool:
         """Whether there is an object: of an empty one no range can be read."""
@@ -190,7 +190,7 @@ class _Reader:
             arrivals = 1
             while part.sha256 not in (None, digest):
                 if arrivals == ARRIVALS:
-                    raise _differs(self.thing)
+                    raise _differs(self.subject)
                 (digest,) = self._receive([part], write)
                 arrivals += 1
             yield digest
@@ -225,7 +225,7 @@ class _Reader:
                 time.sleep(random.uniform(0, 0.1 * 2**failures))
             else:
                 if at < end:
-                    raise _differs(self.thing, f": it ends after {at} bytes")
+                    raise _differs(self.subject, f": it ends after {at} bytes")
 
 
 def _is_there(path: Path, file: StoredFile) -> bool:
@@ -239,7 +239,7 @@ def _is_there(path: Path, file: StoredFile) -> bool:
 
 def _restore(reader: _Reader, pool: ThreadPoolExecutor, file: StoredFile, path: Path) -> None:
     if not file.size and not reader.exists():
-        raise DamagedData("missing", thing=reader.thing)
+        raise DamagedData("missing", subject=reader.subject)
     parts = _parts(file)
     # A part of the name says whose it is, and leaves room for the rest where the name is as long as a name can be.
     partial = path.with_name(f".{path.name[:100]}.{file.sha256[:32]}.part")
@@ -272,7 +272,7 @@ def _restore(reader: _Reader, pool: ThreadPoolExecutor, file: StoredFile, path: 
         try:
             # A file of one part begins anew: each call for its digest costs a small file as much as its bytes.
             digests = _of_each_range(pool, restore if len(parts) > 1 else restore_whole, parts)
-            _check_digests(reader.thing, file, digests)
+            _check_digests(reader.subject, file, digests)
         except BaseException as error:
             if isinstance(error, DamagedData) or len(parts) == 1:
                 partial.unlink()
@@ -291,15 +291,15 @@ def _parts(file: StoredFile) -> list[_Part]:
     ]
 
 
-def _check_digests(thing: str, file: StoredFile, digests: Sequence[bytes]) -> None:
+def _check_digests(subject: str, file: StoredFile, digests: Sequence[bytes]) -> None:
     whole = hashlib.sha256(b"".join(digests)).digest() if file.part_size or not digests else digests[0]
     if whole.hex() != file.sha256:
-        raise _differs(thing)
+        raise _differs(subject)
 
 
-def _differs(thing: str, how: str = "") -> DamagedData:
+def _differs(subject: str, how: str = "") -> DamagedData:
     advice = "It was modified or damaged in the store"
-    return DamagedData(f"differs from the manifest{how}", thing=thing, advice=advice)
+    return DamagedData(f"differs from the manifest{how}", subject=subject, advice=advice)
 
 
 def _of_each_range(
@@ -325,7 +325,9 @@ def _opened_alone(path: Path) -> Iterator[int]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise TransientError("another fetch is restoring it", thing=str(path), advice="Wait for its end") from error
+            raise TransientError(
+                "another fetch is restoring it", subject=str(path), advice="Wait for its end"
+            ) from error
         yield descriptor
     finally:
         os.close(descriptor)
@@ -345,7 +347,7 @@ def _write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         advice = "Free space there, or choose another folder"
-        raise write_error(error, what="the restored file", thing=str(path), advice=advice) from error
+        raise write_error(error, what="the restored file", subject=str(path), advice=advice) from error
 
 
 def _discard(start: int, chunk: memoryview) -> None:

@@ -188,8 +188,8 @@ class _Sender:
     def discard(self, file: LocalFile) -> None:
         """Delete what an earlier try has stored, unless it belongs to a committed run by now."""
         if self._store.stat(f"{self._prefix}/{MANIFEST}") is not None:
-            thing = self._store.url_of(self._prefix)
-            raise TransientError("another harvest has committed the run", thing=thing, advice="Ask for its record")
+            subject = self._store.url_of(self._prefix)
+            raise TransientError("another harvest has committed the run", subject=subject, advice="Ask for its record")
         self._store.delete(f"{self._prefix}/{file.path}")
 
     def send(self, number: int, unit: str, file: LocalFile, chosen: _Chosen) -> _Result:

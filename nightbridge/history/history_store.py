@@ -130,7 +130,7 @@ class Pack:
         try:
             yield
         except (pa.ArrowException, OSError, KeyError, TypeError) as error:
-            raise DamagedData("not a table of history rows", thing=self._url, advice=DAMAGE_ADVICE) from error
+            raise DamagedData("not a table of history rows", subject=self._url, advice=DAMAGE_ADVICE) from error
 
 
 def packed(rows: Sequence[tuple[RowKey, str]]) -> bytes:
@@ -279,7 +279,7 @@ def read_objects(
             if enough and (enough(newest := _objects(store, folder, data, NEWEST_GROUPS)) or not newest.cut):
                 return newest
             return _objects(store, folder, data)
-    raise TransientError("the history changes faster than it can be read", thing=store.url_of(folder))
+    raise TransientError("the history changes faster than it can be read", subject=store.url_of(folder))
 
 
 def small_objects(folder: str, listed: Iterable[ObjectInfo]) -> list[str]:
@@ -426,7 +426,7 @@ def _parsed(data: bytes | str, where: str) -> HistoryRow:
         return HistoryRow.model_validate_json(data)
     except ValidationError as error:
         problem = error.errors(include_input=False, include_url=False)[0]
-        raise DamagedData(f"not a history row ({problem['msg']})", thing=where, advice=DAMAGE_ADVICE) from error
+        raise DamagedData(f"not a history row ({problem['msg']})", subject=where, advice=DAMAGE_ADVICE) from error
 
 
 def _microseconds(time: datetime) -> int:

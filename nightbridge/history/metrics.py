@@ -110,9 +110,9 @@ def format_value(value: float | None, unit: str = "") -> str:
     return f"{number} {unit}".rstrip()
 
 
-def format_count(count: int, thing: str) -> str:
-    """So many of a thing, `1 run` or `12 runs`."""
-    return f"{count:,} {thing}{'s' * (count != 1)}"
+def format_count(count: int, noun: str) -> str:
+    """A count with its noun, `1 run` or `12 runs`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def format_point(point: Mapping[str, Any]) -> str:

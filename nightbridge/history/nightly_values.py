@@ -87,7 +87,7 @@ def rows_until(rows: Sequence[HistoryRow], night: str | None) -> tuple[HistoryRo
         return tuple(rows)
     if all(row.night != night for row in rows):
         last = ", ".join(dict.fromkeys(row.night for row in rows[-5:]))
-        raise InvalidInput("no such night in the history", thing=night, advice=f"The last ones are {last or 'none'}")
+        raise InvalidInput("no such night in the history", subject=night, advice=f"The last ones are {last or 'none'}")
     return tuple(row for row in rows if row.night <= night)
 
 

@@ -61,10 +61,10 @@ def remove_canary(values: Sequence[float | None], canary: Sequence[float | None]
     """
     raw, control = as_array(values), as_array(canary)
     if raw.size != control.size:
-        raise InvalidInput(f"{control.size} canary nights for {raw.size} nights", thing="canary")
+        raise InvalidInput(f"{control.size} canary nights for {raw.size} nights", subject="canary")
     known, measured = np.isfinite(raw), np.isfinite(control)
     if (raw[known] <= 0).any() or (control[measured] <= 0).any():
-        raise InvalidInput("a canary needs positive values", thing="canary", advice="Leave it out for this metric")
+        raise InvalidInput("a canary needs positive values", subject="canary", advice="Leave it out for this metric")
     if measured.sum() < 2 or known.sum() < 2:
         return _as_list(raw)
     at = np.arange(raw.size)
@@ -92,7 +92,7 @@ def remove_node_effects(values: Sequence[float | None], nodes: Sequence[str]) ->
     """
     raw = as_array(values)
     if raw.size != len(nodes):
-        raise InvalidInput(f"nodes of {len(nodes)} nights for {raw.size} nights", thing="nodes")
+        raise InvalidInput(f"nodes of {len(nodes)} nights for {raw.size} nights", subject="nodes")
     known = np.isfinite(raw)
     set_of_night = _numbered(tuple(nodes))
     counts = np.bincount(set_of_night[known])

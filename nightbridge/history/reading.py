@@ -196,7 +196,7 @@ def export_history(store: ObjectStore, path: Path) -> Done:
 
     writers = {".parquet": partial(parquet.ParquetWriter, compression="zstd"), ".csv": csv.CSVWriter}
     if path.suffix not in writers:
-        raise InvalidInput("not a kind of table", thing=str(path), advice="End its name with .parquet or .csv")
+        raise InvalidInput("not a kind of table", subject=str(path), advice="End its name with .parquet or .csv")
     with new_file(path) as stream, writers[path.suffix](pa.PythonFile(stream, "w"), table_of([]).schema) as writer:
 
         def write(cluster: str, series: str) -> int:

@@ -132,14 +132,14 @@ def find_enroot(settings: ImageImport | None = None, credentials: str = "") -> E
     if program is None:
         raise PermanentError(
             "enroot is not installed here",
-            thing="enroot",
+            subject="enroot",
             advice='Install it, import where it is installed (on = "host" or "node" in [image_import], or import_on of '
             'the Image Cache), or set container_image to the path of a .sqsh file or to "none"',
         )
     finished = run([program, "version"], environment=os.environ, timeout=DIGEST_TIMEOUT_SECONDS)
     version = finished.stdout.decode(errors="replace").strip()
     if finished.code or not re.match(r"\d+\.", version):
-        raise PermanentError(f"cannot read enroot's version: {finished.tail or version}", thing=program)
+        raise PermanentError(f"cannot read enroot's version: {finished.tail or version}", subject=program)
     return Enroot(program=Path(program), version=version, settings=settings or ImageImport(), credentials=credentials)
 
 
@@ -187,16 +187,18 @@ _KILLED_CODES = {137, 143}
 
 def classify_failure(finished: Finished, reference: ImageReference) -> NightbridgeError:
     """Map a failed enroot command to an error."""
-    thing = str(reference)
+    subject = str(reference)
     if known := classify(finished.stderr, _ERRORS):
-        return known.error(thing, finished.tail, login=login_advice(reference))
+        return known.error(subject, finished.tail, login=login_advice(reference))
     if finished.code in _TRANSIENT_CODES:
-        return TransientError(f"the transfer failed with curl's code {finished.code} ({finished.tail})", thing=thing)
+        return TransientError(
+            f"the transfer failed with curl's code {finished.code} ({finished.tail})", subject=subject
+        )
     if finished.code < 0 or finished.code in _KILLED_CODES:
-        return TransientError(f"enroot was killed (code {finished.code}), possibly out of memory", thing=thing)
+        return TransientError(f"enroot was killed (code {finished.code}), possibly out of memory", subject=subject)
     if finished.code == 0:
-        return DamagedData("enroot returned no digest", thing=thing)
-    return PermanentError(f"enroot failed with code {finished.code}: {finished.tail or 'no output'}", thing=thing)
+        return DamagedData("enroot returned no digest", subject=subject)
+    return PermanentError(f"enroot failed with code {finished.code}: {finished.tail or 'no output'}", subject=subject)
 
 
 # --- scratch folders --------------------------------------------------------------------------------------------------
@@ -260,8 +262,8 @@ def named_write_errors(reference: ImageReference, folder: Path) -> Iterator[None
     try:
         yield
     except OSError as error:
-        what, thing = f"a file of the import of {reference}", str(error.filename or folder)
-        raise write_error(error, what=what, thing=thing, advice=OTHER_FOLDERS) from error
+        what, subject = f"a file of the import of {reference}", str(error.filename or folder)
+        raise write_error(error, what=what, subject=subject, advice=OTHER_FOLDERS) from error
 
 
 def leftover_scratch_dirs(images: Path, bases: Iterable[Path]) -> list[Path]:

@@ -77,7 +77,7 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
     written = str(spec.test.cmd_args.get("container_image") or "").strip()
     if not written:
         raise InvalidInput(
-            "no container_image", thing=spec.test.id, advice='Name an image, a .sqsh file, or "none" in [cmd_args]'
+            "no container_image", subject=spec.test.id, advice='Name an image, a .sqsh file, or "none" in [cmd_args]'
         )
     if written == NO_CONTAINER:
         return Image(kind="none")
@@ -104,7 +104,7 @@ def is_path(text: str) -> bool:
 def _local_image(written: str, images: Path) -> Image:
     path = Path(written).expanduser().absolute()
     if not path.is_file():
-        raise InvalidInput("no such image file", thing=str(path), advice="Check container_image")
+        raise InvalidInput("no such image file", subject=str(path), advice="Check container_image")
     sidecar = images / "local" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.json"
     with lease(sidecar.with_suffix(".lease")):
         record = _valid_record(sidecar, path)
@@ -149,7 +149,7 @@ def _check_import(path: Path, tool: str, reference: ImageReference) -> None:
         check_squashfs(path)
     except (DamagedData, FileNotFoundError) as error:
         # The tool reported success, so this may be a fault that another import does not meet.
-        raise TransientError(f"{tool} produced an incomplete image: {error}", thing=str(reference)) from error
+        raise TransientError(f"{tool} produced an incomplete image: {error}", subject=str(reference)) from error
 
 
 def _record(path: Path, *, reference: str, digest: str | None, tool: str) -> ImageRecord:
@@ -206,17 +206,17 @@ def check_squashfs(path: Path) -> None:
         superblock = stream.read(_SUPERBLOCK_BYTES)
     size = path.stat().st_size
     if not size:
-        raise DamagedData("the image is empty", thing=str(path))
+        raise DamagedData("the image is empty", subject=str(path))
     if len(superblock) < _SUPERBLOCK_BYTES or not superblock.startswith(MAGIC):
-        raise DamagedData("not a complete squashfs image", thing=str(path))
+        raise DamagedData("not a complete squashfs image", subject=str(path))
     (length,) = struct.unpack_from("<Q", superblock, _LENGTH_OFFSET)
     if size < length:
-        raise DamagedData(f"the image is truncated: {size} of {length} bytes", thing=str(path))
+        raise DamagedData(f"the image is truncated: {size} of {length} bytes", subject=str(path))
     program = shutil.which("unsquashfs")
     if program:
         finished = run([program, "-s", path], environment=os.environ, timeout=_UNSQUASHFS_TIMEOUT_SECONDS)
         if finished.code:
-            raise DamagedData(f"unsquashfs cannot read the image: {finished.tail}", thing=str(path))
+            raise DamagedData(f"unsquashfs cannot read the image: {finished.tail}", subject=str(path))
 
 
 def sha256_of(path: Path) -> str:
@@ -255,7 +255,7 @@ def workspace_refs(images: Path) -> set[Path]:
     except (OSError, ValueError) as error:
         raise PermanentError(
             f"cannot read which workspaces use these images: {error}",
-            thing=str(images),
+            subject=str(images),
             advice=f"Remove the unreadable {_PREFIX}*.json there; the workspace's next pull writes it again",
         ) from error
 

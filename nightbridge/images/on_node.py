@@ -79,7 +79,7 @@ class NodeImporter:
                 on_line=lambda line: log.info("%s", line),
             )
             answer = read_answer(
-                finished, ImportResult, doing="import", thing=str(reference), instead="image_import.on to host"
+                finished, ImportResult, doing="import", subject=str(reference), instead="image_import.on to host"
             )
             if answer.failure:
                 raise answer.failure.error()
@@ -89,7 +89,7 @@ class NodeImporter:
         if not output.exists():
             raise TransientError(
                 "the image imported on a compute node is not visible here",
-                thing=str(output),
+                subject=str(output),
                 advice="Keep images on a file system shared with the nodes",
             )
         return answer.tool

@@ -104,13 +104,13 @@ def parse_reference(text: str) -> ImageReference:
     if not name or name != name.lower():
         raise InvalidInput(
             "not an image reference",
-            thing=text,
+            subject=text,
             advice="Write REGISTRY/IMAGE:TAG or REGISTRY#IMAGE:TAG in lower case, the path of a .sqsh file, or none",
         )
     if parts["user"] and ":" in parts["user"]:
         raise InvalidInput(
             "a password in an image reference would be shown in process lists and logs",
-            thing=name,
+            subject=name,
             advice="Put it in enroot's .credentials file",
         )
     return ImageReference(
@@ -158,7 +158,7 @@ def registry_digest(reference: ImageReference, credentials: str = "") -> str:
         with _request_path(reference, path, "GET", credentials) as manifest:
             digest = f"sha256:{hashlib.sha256(_read(manifest, reference)).hexdigest()}"
     if not re.fullmatch(_DIGEST, digest):
-        raise DamagedData(f"the registry returned an unsupported digest ({digest[:80]!r})", thing=str(reference))
+        raise DamagedData(f"the registry returned an unsupported digest ({digest[:80]!r})", subject=str(reference))
     return digest
 
 
@@ -174,7 +174,7 @@ def registry_tags(reference: ImageReference, credentials: str = "") -> tuple[str
             try:
                 found += [str(tag) for tag in json.loads(_read(answer, reference)).get("tags") or ()]
             except (ValueError, AttributeError, TypeError, RecursionError) as error:
-                raise DamagedData("the registry returned no list of tags", thing=str(reference)) from error
+                raise DamagedData("the registry returned no list of tags", subject=str(reference)) from error
             further = re.search(r"/tags/list(\?[^>]*)>;\s*rel=\"?next", answer.headers.get("Link", ""))
         if further is None:
             break
@@ -225,7 +225,7 @@ def _read(answer: http.client.HTTPResponse, reference: ImageReference) -> bytes:
     except (OSError, http.client.HTTPException) as error:
         raise _no_answer(error, answer.geturl(), reference) from error
     if len(data) > _MAX_ANSWER_BYTES:
-        raise DamagedData(f"the registry's answer has over {_MAX_ANSWER_BYTES >> 20} MiB", thing=str(reference))
+        raise DamagedData(f"the registry's answer has over {_MAX_ANSWER_BYTES >> 20} MiB", subject=str(reference))
     return data
 
 
@@ -253,17 +253,19 @@ def _authorization(headers: Message, registry: str, reference: ImageReference, c
     if scheme.lower() == "basic":
         login = find_login(registry, credentials=credentials)
         if login is None:
-            raise PermanentError("the registry requires a login", thing=str(reference), advice=login_advice(reference))
+            raise PermanentError(
+                "the registry requires a login", subject=str(reference), advice=login_advice(reference)
+            )
         return _basic(login)
     if scheme.lower() != "bearer" or not realm.startswith(("https://", "http://")):
-        raise PermanentError(f"the registry requires an unsupported login scheme ({scheme!r})", thing=str(reference))
+        raise PermanentError(f"the registry requires an unsupported login scheme ({scheme!r})", subject=str(reference))
     if realm.startswith("http://") and not http_is_allowed():
-        raise PermanentError("the registry requires the login to be sent unencrypted", thing=str(reference))
+        raise PermanentError("the registry requires the login to be sent unencrypted", subject=str(reference))
     try:
         server = urllib.parse.urlsplit(realm).hostname or ""
     except ValueError as error:
         raise PermanentError(
-            f"the registry's login server is no address ({realm[:80]!r})", thing=str(reference)
+            f"the registry's login server is no address ({realm[:80]!r})", subject=str(reference)
         ) from error
     login = find_login(registry, token_server=server, credentials=credentials)
     query = urllib.parse.urlencode({name: fields[name] for name in ("service", "scope") if name in fields})
@@ -275,7 +277,7 @@ def _authorization(headers: Message, registry: str, reference: ImageReference, c
             if not (token.isascii() and token.isprintable()):
                 raise ValueError("not the value of a header")
         except (ValueError, KeyError, AttributeError, RecursionError) as error:
-            raise TransientError("the registry's token server returned no token", thing=str(reference)) from error
+            raise TransientError("the registry's token server returned no token", subject=str(reference)) from error
     return f"Bearer {token}"
 
 
@@ -406,5 +408,5 @@ def _docker_logins(path: Path) -> Mapping[str, Login]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, binascii.Error):
-        raise PermanentError("cannot read these logins", thing=str(path), advice="Log in again") from None
+        raise PermanentError("cannot read these logins", subject=str(path), advice="Log in again") from None
     return logins

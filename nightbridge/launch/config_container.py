@@ -202,7 +202,7 @@ def read_container(path: Path) -> ConfigContainer:
     try:
         data = read_regular(path.resolve(), limit=_SIZE_LIMIT)
     except OSError as error:
-        raise InvalidInput(f"cannot be read: {error.strerror}", thing=str(path), advice="Check the path") from error
+        raise InvalidInput(f"cannot be read: {error.strerror}", subject=str(path), advice="Check the path") from error
     return parse_container(data, path)
 
 
@@ -219,12 +219,12 @@ def parse_container(data: bytes, path: Path) -> ConfigContainer:
         table = yaml.load(data, Loader=yaml.CSafeLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise InvalidInput(f"not valid YAML: {reason}", thing=str(path), advice="Fix the syntax there") from error
+        raise InvalidInput(f"not valid YAML: {reason}", subject=str(path), advice="Fix the syntax there") from error
     sections = (table.get("model"), table.get("train")) if isinstance(table, dict) else (None,)
     if not all(isinstance(section, dict) for section in sections):
         raise InvalidInput(
             "not a ConfigContainer: it has no tables model and train",
-            thing=str(path),
+            subject=str(path),
             advice="Name the configs/ConfigContainer.yaml of a run",
         )
     return ConfigContainer(path, table, text=data)
@@ -264,7 +264,7 @@ def with_overrides(container: ConfigContainer, overrides: Sequence[str]) -> Conf
             except yaml.YAMLError:
                 problems.append(f"{override!r} has an invalid value")
     if problems:
-        raise InvalidInput("the overrides are not valid", thing=str(container.path), violations=problems)
+        raise InvalidInput("the overrides are not valid", subject=str(container.path), violations=problems)
     return replace(container, table=table)
 
 

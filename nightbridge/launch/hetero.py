@@ -239,7 +239,7 @@ def _program(test: TestDefinition, code: PinnedRepository) -> _Program:
             return _read_program(str(candidate), code)
     raise InvalidInput(
         f"the pinned commit has no {' or '.join(candidates)}",
-        thing=f"{code.url} at {code.commit[:12]}",
+        subject=f"{code.url} at {code.commit[:12]}",
         advice="Pin a Megatron-LM commit that has it, or name it with cmd_args.program",
     )
 
@@ -272,7 +272,7 @@ def _check_known(test: TestDefinition, given: tuple[tuple[str, ...], ...], parse
     if problems:
         raise InvalidInput(
             "the pinned program rejects flags of this test",
-            thing=test.source or test.id,
+            subject=test.source or test.id,
             advice="Change them, or pin a commit that takes them",
             violations=problems,
         )
@@ -298,7 +298,7 @@ def _grid_words(of: Grids, known: Mapping[str, Choices] | frozenset[str]) -> Ite
             elif size != 1:
                 raise InvalidInput(
                     f"the pinned program has no flag {option}, so {axis} = {size} is not possible",
-                    thing=f"cmd_args.{name}.{axis}",
+                    subject=f"cmd_args.{name}.{axis}",
                     advice="Leave it at 1, or pin a commit that has the flag",
                 )
     if OFFSET in known:

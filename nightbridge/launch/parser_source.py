@@ -47,7 +47,7 @@ def known_flags(checkout: Path, launcher: Path = LAUNCHER) -> dict[str, Choices]
     except OSError as error:
         raise InvalidInput(
             f"the pinned commit has no launcher at {launcher.with_name(_PARSER_NAME)}",
-            thing=str(checkout),
+            subject=str(checkout),
             advice="Pin a Megatron-Bridge commit from v0.3.0 on, or set the launcher's path in git_repos",
         ) from error
 
@@ -79,7 +79,7 @@ def flags_in(path: Path) -> dict[str, Choices]:
     try:
         module = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError) as error:
-        raise InvalidInput(f"cannot read the launcher's parser: {error}", thing=str(path)) from error
+        raise InvalidInput(f"cannot read the launcher's parser: {error}", subject=str(path)) from error
     constants = _constants(module)
     tested = _tested_lists(module, constants)
     flags: dict[str, Choices] = {}

@@ -100,13 +100,13 @@ def make_plan(
     test = spec.test
     _check_test(test, known, site.cluster)
     if checkout.environment is None:
-        raise InvalidInput("the launcher has no environment to run in", thing=test.id)
+        raise InvalidInput("the launcher has no environment to run in", subject=test.id)
     bridge = checkout.megatron_bridge.path
     per_node = gpus_per_node(test, launcher_version(known), site.cluster, limits)
     if per_node is None:
         raise InvalidInput(
             f"the number of GPUs per node with {test.cmd_args.get('gpu_type')!r} is unknown",
-            thing=test.source or test.id,
+            subject=test.source or test.id,
             advice="Set gpus_per_node in the cluster's settings",
         )
     # A container has the job's folder.
@@ -189,7 +189,7 @@ def _check_test(test: TestDefinition, known: KnownFlags, cluster: ClusterSetting
     if problems:
         raise InvalidInput(
             "the pinned launcher cannot run this test",
-            thing=f"{test.source or test.id} at {test.megatron_bridge.commit}",
+            subject=f"{test.source or test.id} at {test.megatron_bridge.commit}",
             violations=problems,
         )
 
@@ -211,7 +211,7 @@ def _words(values: Mapping[str, Any], known: KnownFlags) -> Iterator[str]:
         if words and flag.option not in known:
             raise InvalidInput(
                 f"the pinned launcher has no flag {flag.option}, which every run needs",
-                thing=flag.field,
+                subject=flag.field,
                 advice="Pin a Megatron-Bridge commit from v0.3.0 on",
             )
         yield from words
@@ -284,7 +284,7 @@ def _check_workspace(image: Image, attempt_dir: Path) -> None:
     if image.kind == "none" and JOB_FOLDER in str(attempt_dir):
         raise InvalidInput(
             f"the workspace's path contains {JOB_FOLDER}, which NeMo-Run would replace in the batch script",
-            thing=str(attempt_dir),
+            subject=str(attempt_dir),
             advice="Choose another workspace",
         )
 

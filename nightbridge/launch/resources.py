@@ -122,7 +122,7 @@ def seconds_of(text: str) -> int:
     else:
         seconds = 0
     if seconds <= 0:
-        raise InvalidInput("not a time limit", thing=repr(text), advice="Write HH:MM:SS, D-HH:MM:SS or minutes")
+        raise InvalidInput("not a time limit", subject=repr(text), advice="Write HH:MM:SS, D-HH:MM:SS or minutes")
     return seconds
 
 

@@ -56,7 +56,7 @@ def read_launch(path: Path, given: Mapping[str, str]) -> Launch:
             return _launch(script.words(line, number), script)
         script.take(line, number)
     raise InvalidInput(
-        "starts nothing with torchrun outside of branches", thing=str(path), advice="Name a script that does"
+        "starts nothing with torchrun outside of branches", subject=str(path), advice="Name a script that does"
     )
 
 
@@ -151,7 +151,7 @@ class _Script:
             raise self._error(f"$(({text})) cannot be determined: {error}", number) from error
 
     def _error(self, problem: str, number: int) -> InvalidInput:
-        return InvalidInput(problem, thing=f"{self.path}:{number}", advice="Give it with --set NAME=VALUE")
+        return InvalidInput(problem, subject=f"{self.path}:{number}", advice="Give it with --set NAME=VALUE")
 
 
 def _launch(words: list[str], script: _Script) -> Launch:
@@ -165,6 +165,6 @@ def _launch(words: list[str], script: _Script) -> Launch:
             torchrun.append(rest.pop(0))
     is_module = bool(rest) and rest.pop(0) if rest[:1] in (["-m"], ["--module"]) else ""
     if not rest:
-        raise InvalidInput("torchrun gets no program", thing=str(script.path), advice="Name a complete script")
+        raise InvalidInput("torchrun gets no program", subject=str(script.path), advice="Name a complete script")
     program = f"{rest[0].replace('.', '/')}.py" if is_module else rest[0]
     return Launch(program, tuple(rest[1:]), tuple(torchrun), script.exported)

@@ -90,7 +90,7 @@ def last_sign(workspace: Path, flow_run: str) -> LastSign | None:
         return None
     except OSError as error:
         raise TransientError(
-            f"cannot be read just now: {error.strerror or error}", thing=str(path), advice="It is tried again"
+            f"cannot be read just now: {error.strerror or error}", subject=str(path), advice="It is tried again"
         ) from error
 
 

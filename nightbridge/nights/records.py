@@ -79,7 +79,7 @@ def checked_night(text: str) -> str:
         return _NIGHT_ID.validate_python(text)
     except ValidationError as error:
         raise InvalidInput(
-            "not a night id", thing=text, advice="Use up to 40 lower-case letters, digits and dashes, as 2026-11-21"
+            "not a night id", subject=text, advice="Use up to 40 lower-case letters, digits and dashes, as 2026-11-21"
         ) from error
 
 
@@ -333,13 +333,13 @@ def _runs_of_name(store: ObjectStore, name: str) -> tuple[str, list[NightTest]]:
             return night_id, found
     near = ", ".join(get_close_matches(test, known - {test}))
     advice = f"Name one of: {near}" if near else "`nightbridge ls` lists the runs"
-    raise InvalidInput("no runs of this name", thing=f"{name} in {store.url}", advice=advice)
+    raise InvalidInput("no runs of this name", subject=f"{name} in {store.url}", advice=advice)
 
 
 def _ambiguous(store: ObjectStore, name: str, found: Sequence[NightTest]) -> InvalidInput:
     choices = ", ".join(f"{run.test_id} ({run.run_key})" for run in found)
     what = f"{len(found)} runs of this name"
-    return InvalidInput(what, thing=f"{name} in {store.url}", advice=f"Name one of: {choices}")
+    return InvalidInput(what, subject=f"{name} in {store.url}", advice=f"Name one of: {choices}")
 
 
 def like_test(store: ObjectStore, test_id: str) -> str:

@@ -121,11 +121,11 @@ def question(by: str, *, timezone: str | None = None, files: Iterable[Path] = ()
     try:
         clock = datetime.strptime(by, "%H:%M").time()
     except ValueError as error:
-        raise InvalidInput("not a time of day", thing=by, advice="Write hours and minutes, as 08:00") from error
+        raise InvalidInput("not a time of day", subject=by, advice="Write hours and minutes, as 08:00") from error
     try:
         zone = ZoneInfo(timezone) if timezone else None
     except (ValueError, OSError, KeyError) as error:
-        raise InvalidInput("no such time zone", thing=str(timezone), advice="Write it as Europe/Berlin") from error
+        raise InvalidInput("no such time zone", subject=str(timezone), advice="Write it as Europe/Berlin") from error
     return Question(by=clock, zone=zone, files=tuple(files), days=days)
 
 

@@ -226,7 +226,7 @@ class _Prover:
             try:
                 self._note(path, read_archive(stream, 0, size))
             except BadArchive as error:
-                raise DamagedData(f"{path.name} cannot be opened: {error}", thing=str(path)) from error
+                raise DamagedData(f"{path.name} cannot be opened: {error}", subject=str(path)) from error
 
     def shards(self, path: Path) -> None:
         """The shards that a `.metadata` names."""
@@ -238,12 +238,12 @@ class _Prover:
             items[item.relative_path].append(item)
         for name, own in items.items():
             if problem := shard_problem(path.parent, name, max(item.offset + item.length for item in own)):
-                raise DamagedData(problem, thing=str(path.parent / name))
+                raise DamagedData(problem, subject=str(path.parent / name))
             with open_regular(path.parent / name) as stream:
                 try:
                     self._shard(stream, path.parent / name, sorted(own, key=lambda item: (item.offset, item.length)))
                 except BadArchive as error:
-                    raise DamagedData(f"shard {name}: {error}", thing=str(path.parent / name)) from error
+                    raise DamagedData(f"shard {name}: {error}", subject=str(path.parent / name)) from error
 
     def _shard(self, stream: BinaryIO, path: Path, items: list[Item]) -> None:
         if _safetensors_header(stream) is not None:
@@ -287,7 +287,7 @@ class _Prover:
         try:
             content = json.loads(read_regular(path, limit=_MAX_JSON_BYTES))
         except (ValueError, RecursionError) as error:
-            raise DamagedData(f"{path.name} is not JSON: {error}", thing=str(path)) from error
+            raise DamagedData(f"{path.name} is not JSON: {error}", subject=str(path)) from error
         if path.name.endswith(".safetensors.index.json"):
             _check_index(path, content)
 
@@ -295,7 +295,7 @@ class _Prover:
         """A safetensors file."""
         with open_regular(path) as stream:
             if _safetensors_header(stream) is None:
-                raise DamagedData(f"{path.name} has no whole safetensors header, or another length", thing=str(path))
+                raise DamagedData(f"{path.name} has no whole safetensors header, or another length", subject=str(path))
         self.unproven.append(f"{path.name} is a safetensors file, which has no checksum")
 
 
@@ -392,12 +392,12 @@ def _check_index(path: Path, content: Any) -> None:
         for tensor, file in content["weight_map"].items():
             names[str(PurePosixPath(file).name)].add(tensor)
     except (TypeError, KeyError, AttributeError) as error:
-        raise DamagedData(f"{path.name} has no map of its tensors", thing=str(path)) from error
+        raise DamagedData(f"{path.name} has no map of its tensors", subject=str(path)) from error
     for file, tensors in names.items():
         try:
             with open_regular(path.parent / file) as stream:
                 header = _safetensors_header(stream)
         except FileNotFoundError:
-            raise DamagedData(f"{file}, which {path.name} names, is missing", thing=str(path)) from None
+            raise DamagedData(f"{file}, which {path.name} names, is missing", subject=str(path)) from None
         if lost := tensors - set(header or ()):
-            raise DamagedData(f"{file} lacks {len(lost)} tensors that {path.name} names", thing=str(path))
+            raise DamagedData(f"{file} lacks {len(lost)} tensors that {path.name} names", subject=str(path))

@@ -105,14 +105,14 @@ def read_metadata(path: Path) -> CheckpointMetadata:
     except _Refused as refused:
         raise DamagedData(
             f"the checkpoint's metadata refers to `{refused}`, which checkpoints never need; it was not loaded",
-            thing=str(path),
+            subject=str(path),
             advice="Do not load this checkpoint with torch unless you trust its author",
         ) from refused
     # A damaged pickle can make the unpickler raise nearly anything; none of it is worth telling apart.
     except Exception as error:
         reason = f": {error}" if isinstance(error, (ValueError, pickle.UnpicklingError)) else ""
         raise DamagedData(
-            f"the checkpoint's metadata cannot be read: {type(error).__name__}{reason}", thing=str(path)
+            f"the checkpoint's metadata cannot be read: {type(error).__name__}{reason}", subject=str(path)
         ) from error
 
 
@@ -256,10 +256,10 @@ class _StandIn:
         self.state = state
 
 
-def _fields(thing: Any) -> dict[str, Any]:
-    if not isinstance(thing, _StandIn) or not isinstance(thing.state, dict):
-        raise TypeError(f"{type(thing).__name__} where an object with fields should be")
-    return thing.state
+def _fields(value: Any) -> dict[str, Any]:
+    if not isinstance(value, _StandIn) or not isinstance(value.state, dict):
+        raise TypeError(f"{type(value).__name__} where an object with fields should be")
+    return value.state
 
 
 class _Refused(Exception):

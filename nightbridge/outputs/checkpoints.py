@@ -159,7 +159,7 @@ class _Judged(Model):
 def state_in_child(path: Path) -> tuple[CheckpointState, str]:
     """`checkpoint_state` of an absolute path, in a child that reads nothing but the folder that it lies in."""
     try:
-        judged, _ = read_in_child(_state, _Question(path=path), _Judged, (path.parent,), thing=str(path))
+        judged, _ = read_in_child(_state, _Question(path=path), _Judged, (path.parent,), subject=str(path))
     except DamagedData as error:
         return CheckpointState.DAMAGED, error.what
     return judged.state, judged.reason
@@ -178,7 +178,7 @@ def prove_checkpoint(path: Path, files: Iterable[Path]) -> Proof:
     files = sorted(files)
     own, copied = path / "train_state.pt", path.parent / TRAIN_STATE
     if {own, copied} <= set(files) and sha256_of_file(own) != sha256_of_file(copied):
-        raise DamagedData(f"{copied.name} is not a copy of {own.name}", thing=str(copied))
+        raise DamagedData(f"{copied.name} is not a copy of {own.name}", subject=str(copied))
     proof = prove(files)
     return proof._replace(unproven=(*_unknown_layout(path, files, proof), *proof.unproven))
 
@@ -197,7 +197,7 @@ def prove_in_child(path: Path, files: Iterable[Path], below: Path) -> Proof:
         DamagedData: A file is not what its writer wrote, or cannot be read.
     """
     question = _Question(path=path, files=tuple(files))
-    proved, data = read_in_child(_prove, question, _Proved, (below,), thing=str(path))
+    proved, data = read_in_child(_prove, question, _Proved, (below,), subject=str(path))
     extents, position = {}, 0
     for file, count in proved.counts:
         size = count * array("Q").itemsize
@@ -211,7 +211,7 @@ def _prove(argument: bytes) -> tuple[_Proved, bytes]:
     try:
         proof = prove_checkpoint(question.path, question.files)
     except OSError as error:
-        raise DamagedData(f"cannot be read: {error}", thing=str(question.path)) from error
+        raise DamagedData(f"cannot be read: {error}", subject=str(question.path)) from error
     counts = tuple((file, len(numbers)) for file, numbers in proof.extents.items())
     return _Proved(counts=counts, unproven=proof.unproven), b"".join(map(bytes, proof.extents.values()))
 

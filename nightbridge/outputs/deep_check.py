@@ -62,15 +62,15 @@ def load_with_torch(path: Path, python: str) -> Loaded:
     lines = finished.stdout.decode(errors="replace").splitlines()
     if finished.code or not lines:
         what = f"the loading process ended with code {finished.code}: {finished.tail or 'no message'}"
-        raise PermanentError(what[:_MAX_REASON], thing=python, advice=f"{_ADVICE}; one that is killed lacks memory")
+        raise PermanentError(what[:_MAX_REASON], subject=python, advice=f"{_ADVICE}; one that is killed lacks memory")
     answer = json.loads(lines[-1])
     if "missing" in answer:
-        raise PermanentError(f"it has no module {answer['missing']}", thing=python, advice=_ADVICE)
+        raise PermanentError(f"it has no module {answer['missing']}", subject=python, advice=_ADVICE)
     if "memory" in answer:
         advice = "Check it on a node with more memory"
-        raise PermanentError(f"not enough memory to load it: {answer['memory']}", thing=str(path), advice=advice)
+        raise PermanentError(f"not enough memory to load it: {answer['memory']}", subject=str(path), advice=advice)
     if "problem" in answer:
-        raise DamagedData(f"torch cannot load it: {answer['problem']}"[:_MAX_REASON], thing=str(path))
+        raise DamagedData(f"torch cannot load it: {answer['problem']}"[:_MAX_REASON], subject=str(path))
     return Loaded.model_validate(answer)
 
 
@@ -78,7 +78,7 @@ def _words(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise InvalidInput(f"not a command: {error}".lower(), thing=command, advice=_ADVICE) from error
+        raise InvalidInput(f"not a command: {error}".lower(), subject=command, advice=_ADVICE) from error
     if not words:
-        raise InvalidInput("no program is named", thing="--python", advice=_ADVICE)
+        raise InvalidInput("no program is named", subject="--python", advice=_ADVICE)
     return words

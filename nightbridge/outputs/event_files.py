@@ -246,7 +246,7 @@ def read_event_file(path: Path) -> EventFile:
             except RecordsEnd as stop:
                 file.status, file.damage_offset, file.reason = stop.status, stop.offset, stop.reason
     except OSError as error:
-        raise DamagedData(f"cannot read the event file: {error.strerror or error}", thing=str(path)) from error
+        raise DamagedData(f"cannot read the event file: {error.strerror or error}", subject=str(path)) from error
     return file
 
 
@@ -265,7 +265,7 @@ def sound_length(path: Path, below: Path) -> int:
     Raises:
         DamagedData: It cannot be read.
     """
-    return read_in_child(_sound, _Sound(path=path), _Sound, (below,), thing=str(path))[0].length
+    return read_in_child(_sound, _Sound(path=path), _Sound, (below,), subject=str(path))[0].length
 
 
 def _sound(argument: bytes) -> tuple[_Sound, bytes]:
@@ -276,7 +276,7 @@ def _sound(argument: bytes) -> tuple[_Sound, bytes]:
             while length < total and (record := _next_record(stream, total, length)) is not None:
                 length += HEADER_SIZE + len(record) + FOOTER_SIZE
     except OSError as error:
-        raise DamagedData(f"cannot be read: {error.strerror or error}", thing=str(path)) from error
+        raise DamagedData(f"cannot be read: {error.strerror or error}", subject=str(path)) from error
     return _Sound(path=path, length=length), b""
 
 
@@ -375,7 +375,7 @@ class FoundScalars(Model):
 def find_scalars(path: Path) -> tuple[FoundScalars, bytes]:
     """Read an event file, or all under a folder, in a child; also returns their `scalar_table` as `metrics_parquet`."""
     root = path if path.is_dir() else path.parent
-    return read_in_child(_find_scalars, FoundScalars(path=path), FoundScalars, (root,), thing=str(path))
+    return read_in_child(_find_scalars, FoundScalars(path=path), FoundScalars, (root,), subject=str(path))
 
 
 def _find_scalars(argument: bytes) -> tuple[FoundScalars, bytes]:

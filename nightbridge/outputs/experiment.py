@@ -316,7 +316,7 @@ def evidence_of(run: RunToRead) -> RunEvidence:
     Raises:
         DamagedData: Its output cannot be read.
     """
-    return read_in_child(_read_evidence, run, RunEvidence, run.roots, thing=run.job.name)[0]
+    return read_in_child(_read_evidence, run, RunEvidence, run.roots, subject=run.job.name)[0]
 
 
 def _read_evidence(argument: bytes) -> tuple[RunEvidence, bytes]:

@@ -143,7 +143,7 @@ class RunFollower:
         except ReaderDied as death:
             self._died = True
             what = f"not followed any more: {death.reason} at {death.path}"
-            raise DamagedData(what, thing=followed.job.name) from death
+            raise DamagedData(what, subject=followed.job.name) from death
         # Masked before it is cut, and as one text: half of a secret is one, too.
         lines = mask_text("\n".join(news.lines), self._secrets).split("\n") if news.lines else []
         return news.model_copy(update={"lines": tuple(line[:_MAX_LINE_LENGTH].rstrip() for line in lines)})

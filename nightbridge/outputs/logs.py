@@ -453,7 +453,7 @@ def end_of_log(path: Path) -> LogEnd:
     Raises:
         DamagedData: It cannot be read.
     """
-    return read_in_child(_end_of_log, LogEnd(path=path), LogEnd, (path.parent,), thing=str(path))[0]
+    return read_in_child(_end_of_log, LogEnd(path=path), LogEnd, (path.parent,), subject=str(path))[0]
 
 
 def _end_of_log(argument: bytes) -> tuple[LogEnd, bytes]:

@@ -189,7 +189,7 @@ def measure_run(run: RunToMeasure) -> tuple[MeasuredRun, bytes]:
     Raises:
         DamagedData: Its output cannot be read.
     """
-    return read_in_child(_measure_run, run, MeasuredRun, run.roots, thing=run.job.name)
+    return read_in_child(_measure_run, run, MeasuredRun, run.roots, subject=run.job.name)
 
 
 def _measure_run(argument: bytes) -> tuple[MeasuredRun, bytes]:

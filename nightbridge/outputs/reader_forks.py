@@ -106,7 +106,7 @@ class _Share:
             _report(self.opened, 0)
             if CALLER:
                 os._exit(1)
-            raise DamagedData("its reader died", thing=os.fsdecode(self.opened[SECONDS.size :]))
+            raise DamagedData("its reader died", subject=os.fsdecode(self.opened[SECONDS.size :]))
 
 
 def _read(connection: socket.socket, function: Callable[[Path], object], paths: Sequence[Path]) -> None:

@@ -179,11 +179,11 @@ _slots = threading.BoundedSemaphore(AT_ONCE)
 
 
 def read_in_child(
-    reader: _Reader, argument: BaseModel, answer: type[_Answer], roots: Sequence[Path], *, thing: str
+    reader: _Reader, argument: BaseModel, answer: type[_Answer], roots: Sequence[Path], *, subject: str
 ) -> tuple[_Answer, bytes]:
     """Call a reader in a child; a file over which one dies is left to it as one that cannot be read.
 
-    It may read the folders `roots`; `thing` is whose output it is, for messages.
+    It may read the folders `roots`; `subject` is whose output it is, for messages.
 
     Raises:
         DamagedData: Children died over several files.
@@ -203,7 +203,7 @@ def read_in_child(
             # What is no file's fault may be a server that has just ended: once is tried again.
             if len(deaths) > _DEATHS or (death.path is None and len(deaths) > len(refused) + 1):
                 what = f"its output cannot be read: {'; '.join(deaths)}"
-                raise DamagedData(what, thing=thing, advice="Look at the files that the job left") from death
+                raise DamagedData(what, subject=subject, advice="Look at the files that the job left") from death
             if death.path is not None:
                 refused[death.path] = death.reason
 
@@ -280,7 +280,7 @@ class _Server:
                 )
             except OSError as error:
                 raise TransientError(
-                    f"no process can be started: {error.strerror}", thing="the reader", advice="Will retry"
+                    f"no process can be started: {error.strerror}", subject="the reader", advice="Will retry"
                 ) from error
         return ours
 

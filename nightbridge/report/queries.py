@@ -115,7 +115,7 @@ def history_of(
                 others=found[number + 1 :],
             )
     where = f"{store.url}, cluster {cluster}" if cluster else store.url
-    raise InvalidInput("no history of this test", thing=f"{test_id} in {where}", advice=like_test(store, test_id))
+    raise InvalidInput("no history of this test", subject=f"{test_id} in {where}", advice=like_test(store, test_id))
 
 
 def compare_stored(
@@ -218,7 +218,7 @@ def _record(store: ObjectStore, run_key: str) -> RunRecord:
     prefix = last_attempt(store, run_key)
     record = load_record(store, prefix)
     if record is None:
-        raise DamagedData("no record", thing=store.url_of(prefix), advice="Harvest the run again")
+        raise DamagedData("no record", subject=store.url_of(prefix), advice="Harvest the run again")
     return record
 
 

@@ -226,7 +226,7 @@ def _make(
     if changes:
         raise DamagedData(
             f"a fresh checkout differs from its commit: {'; '.join(changes[:5])}",
-            thing=f"{masked(mirror.url)} at {commit}",
+            subject=f"{masked(mirror.url)} at {commit}",
             advice="Check the git attributes and filters configured on this machine",
         )
 
@@ -238,7 +238,7 @@ def _really_moved(mirror: Mirror, commit: str, moved: Mapping[str, str]) -> dict
         if path not in pinned:
             raise InvalidInput(
                 f"{path} is no submodule",
-                thing=f"{masked(mirror.url)} at {commit[:12]}",
+                subject=f"{masked(mirror.url)} at {commit[:12]}",
                 advice=f"Its submodules are {', '.join(pinned)}" if pinned else "It has no submodules",
             )
     return {path: pin for path, pin in sorted(moved.items()) if pin != pinned[path]}

@@ -79,7 +79,7 @@ def _pinned_submodules(repo: GitRepo, mirror: Mirror, commit: str, night: str, w
     if not repo.init_submodules:
         raise InvalidInput(
             "submodules are named but not checked out",
-            thing=f"{', '.join(repo.submodules)} of {masked(repo.url)}",
+            subject=f"{', '.join(repo.submodules)} of {masked(repo.url)}",
             advice="Set init_submodules = true, or name none: the image brings its own",
         )
     mirror.resolve(commit)

@@ -90,7 +90,7 @@ def commits_in_range(mirror: Mirror, good: str, bad: str) -> tuple[RangeCommit, 
     if related.code:
         raise InvalidInput(
             "the branch was rewritten: the good commit is not an ancestor of the bad one",
-            thing=f"{good[:12]}..{bad[:12]} of {masked(mirror.url)}",
+            subject=f"{good[:12]}..{bad[:12]} of {masked(mirror.url)}",
             advice="Name a good commit that is an ancestor of the bad one",
         )
     return _main_line(mirror, good, bad)
@@ -161,7 +161,7 @@ def _main_line(mirror: Mirror, good: str, bad: str, *more: str) -> tuple[RangeCo
     text = git(
         "log", "--first-parent", "-m", "--reverse", *_DIFF, f"--max-count={MAX_COMMITS}", f"--format={_FORMAT}",
         f"{good}..{bad}" if good else bad, *more,
-        timeout=mirror.timeout, folder=mirror.path, thing=mirror.url,
+        timeout=mirror.timeout, folder=mirror.path, subject=mirror.url,
     )  # fmt: skip
     found: list[RangeCommit] = []
     for record in text.split("\x1e")[1:]:
@@ -212,7 +212,7 @@ def _with_commits(bump: Bump, url: str, site: Site, find: Find) -> Bump:
         merge_base = attempt("merge-base", bump.before, bump.after, timeout=mirror.timeout, folder=mirror.path)
         base = merge_base.stdout.decode().strip()
         if merge_base.code:
-            raise InvalidInput("the branch was rewritten: both have no common ancestor", thing=masked(url))
+            raise InvalidInput("the branch was rewritten: both have no common ancestor", subject=masked(url))
         came, reverted = (_main_line(mirror, *ends) for ends in ((base, bump.after), (base, bump.before)))
     except PermanentError as error:
         return bump.model_copy(update={"note": " ".join(str(error).split())})
@@ -221,13 +221,13 @@ def _with_commits(bump: Bump, url: str, site: Site, find: Find) -> Bump:
 
 def _known(mirror: Mirror, commit: str) -> str:
     if not mirror.path.exists():
-        raise InvalidInput("this workspace has no mirror of it", thing=masked(mirror.url))
+        raise InvalidInput("this workspace has no mirror of it", subject=masked(mirror.url))
     if not mirror.has(commit):
-        raise InvalidInput("the mirror has no such commit", thing=f"{commit[:12]} of {masked(mirror.url)}")
+        raise InvalidInput("the mirror has no such commit", subject=f"{commit[:12]} of {masked(mirror.url)}")
     return commit
 
 
 def _mirrored_before(mirror: Mirror, commit: str) -> str:
     if not mirror.path.exists():
-        raise InvalidInput("no test of this workspace checks it out", thing=masked(mirror.url))
+        raise InvalidInput("no test of this workspace checks it out", subject=masked(mirror.url))
     return mirror.resolve(commit)

@@ -223,14 +223,14 @@ def _make_layer(nemo_run: PinnedRepository, base: Path, folder: Path, digest: st
     (packages / "nightbridge-base.pth").write_text(f"import site; site.addsitedir({str(site_packages(base))!r})\n")
     project = next(iter(importlib.metadata.distributions(path=[str(packages)])), None)
     if project is None:
-        raise PermanentError("it installs no package", thing=f"{nemo_run.url} at {nemo_run.commit[:12]}")
+        raise PermanentError("it installs no package", subject=f"{nemo_run.url} at {nemo_run.commit[:12]}")
     name = project.metadata["Name"]
     version, origin = _imported(folder, nemo_run)
     from_layer = origin.is_relative_to(packages)
     if re.sub(r"[-_.]+", "-", name).lower() == "nemo-run" and not from_layer:
         raise DamagedData(
             f"nemo_run comes from {origin} and not from its own checkout",
-            thing=f"{nemo_run.url} at {nemo_run.commit[:12]}",
+            subject=f"{nemo_run.url} at {nemo_run.commit[:12]}",
             advice="Check which packages this commit's pyproject.toml installs",
         )
     record = EnvironmentRecord(
@@ -269,7 +269,7 @@ def _imported(environment: Path, nemo_run: PinnedRepository) -> tuple[str, Path]
     if found is None:
         raise PermanentError(
             f"`import nemo_run` fails: {finished.tail}",
-            thing=f"{nemo_run.url} at {nemo_run.commit[:12]}",
+            subject=f"{nemo_run.url} at {nemo_run.commit[:12]}",
             advice="This commit does not work with the locked requirements (launcher.lock); pin another one",
         )
     return found["version"], Path(found["file"])
@@ -314,7 +314,7 @@ def _sources(wheels: Path | None) -> list[str | Path]:
     if not wheels.is_dir():
         raise InvalidInput(
             "no such wheel folder",
-            thing=str(wheels),
+            subject=str(wheels),
             advice="Where there is a network: `pip download --no-deps --requirement launcher.lock --dest FOLDER`",
         )
     return ["--no-index", "--find-links", wheels.absolute()]

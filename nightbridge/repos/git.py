@@ -156,18 +156,18 @@ def git_version() -> str:
     found = re.search(r"(\d+)\.(\d+)", said)
     if found and (int(found[1]), int(found[2])) < OLDEST_GIT:
         needed = ".".join(map(str, OLDEST_GIT))
-        raise PermanentError(f"{said} is too old", thing="git", advice=f"Put git {needed} or newer first on PATH")
+        raise PermanentError(f"{said} is too old", subject="git", advice=f"Put git {needed} or newer first on PATH")
     return said
 
 
-def git(*arguments: str | Path, timeout: float, folder: Path | None = None, thing: str = "", umask: int = -1) -> str:
+def git(*arguments: str | Path, timeout: float, folder: Path | None = None, subject: str = "", umask: int = -1) -> str:
     """Run git and return its output without the last line end.
 
     Args:
         arguments: Subcommand and its arguments.
         timeout: Longest time it may take, seconds.
         folder: The repository, bare or not; the current folder when unset.
-        thing: What an error is about; the folder when empty.
+        subject: What an error is about; the folder when empty.
         umask: The permissions that files do not get; ours when -1.
 
     Raises:
@@ -177,7 +177,7 @@ def git(*arguments: str | Path, timeout: float, folder: Path | None = None, thin
     """
     finished = attempt(*arguments, timeout=timeout, folder=folder, umask=umask)
     if finished.code:
-        raise classify_failure(finished, thing or str(folder or ""), arguments)
+        raise classify_failure(finished, subject or str(folder or ""), arguments)
     return finished.stdout.decode(errors="surrogateescape").rstrip("\n")
 
 
@@ -197,17 +197,17 @@ def attempt(*arguments: str | Path, timeout: float, folder: Path | None = None, 
     return run([*argv, *arguments], environment=variables, timeout=timeout, umask=umask)
 
 
-def classify_failure(finished: Finished, thing: str, arguments: Sequence[str | Path] = ()) -> NightbridgeError:
+def classify_failure(finished: Finished, subject: str, arguments: Sequence[str | Path] = ()) -> NightbridgeError:
     """Map a failed git command to an error. Its message ends with git's last lines, without credentials."""
     output = masked(finished.tail)
     if known := classify(finished.stderr, _ERRORS):
-        return known.error(masked(thing), output)
+        return known.error(masked(subject), output)
     if finished.code < 0:
-        return TransientError(f"git was killed by signal {-finished.code}", thing=masked(thing))
+        return TransientError(f"git was killed by signal {-finished.code}", subject=masked(subject))
     command = next((str(argument) for argument in arguments if not str(argument).startswith("-")), "")
     return PermanentError(
         f"git {command} failed with code {finished.code}: {output or 'no output'}".replace("git  ", "git "),
-        thing=masked(thing),
+        subject=masked(subject),
         advice="Run the same command manually for details",
     )
 
@@ -227,12 +227,12 @@ def absolute_url(text: str) -> str:
     """
     text = text.strip()
     if not text or text.startswith("-"):
-        raise InvalidInput("not a repository address", thing=repr(text), advice="Give a URL or a folder")
+        raise InvalidInput("not a repository address", subject=repr(text), advice="Give a URL or a folder")
     userinfo = _USERINFO.match(text)
     if userinfo and ":" in userinfo["userinfo"]:
         raise InvalidInput(
             "a password in a repository address would appear in process lists and logs",
-            thing=masked(text),
+            subject=masked(text),
             advice="Remove it and use a git credential helper (git help credentials)",
         )
     if text.startswith("file://"):

@@ -117,7 +117,7 @@ class Mirror:
 
     def _resolve(self, ref: str) -> str:
         if not ref or ref.startswith("-") or re.search(r"[\s~^:?*\[\\]|\.\.|@\{", ref):
-            raise InvalidInput("not a ref", thing=repr(ref), advice="Give a branch, a tag or a commit")
+            raise InvalidInput("not a ref", subject=repr(ref), advice="Give a branch, a tag or a commit")
         if FULL_COMMIT.match(ref.lower()):
             return self._ensure(ref.lower())
         with self.lease() as held:
@@ -157,7 +157,7 @@ class Mirror:
         self._fetch(held, *_BRANCHES_AND_TAGS, f"+{ref}:{kept}", about=ref)
         commit = self._peel(kept)
         if commit is None:
-            raise InvalidInput("this ref does not name a commit", thing=f"{ref} of {masked(self.url)}")
+            raise InvalidInput("this ref does not name a commit", subject=f"{ref} of {masked(self.url)}")
         return commit
 
     def _resolve_short_name(self, ref: str) -> str:
@@ -165,14 +165,14 @@ class Mirror:
         if branch and tag and branch != tag:
             raise InvalidInput(
                 f"a branch and a tag of this name differ ({branch[:12]}, {tag[:12]})",
-                thing=f"{ref} of {masked(self.url)}",
+                subject=f"{ref} of {masked(self.url)}",
                 advice=f"Write refs/heads/{ref} or refs/tags/{ref}",
             )
         commit = branch or tag or self._abbreviated(ref)
         if commit is None:
             raise InvalidInput(
                 "the repository has no such branch, tag or commit",
-                thing=f"{ref} of {masked(self.url)}",
+                subject=f"{ref} of {masked(self.url)}",
                 advice=self._nearest(ref),
             )
         return commit
@@ -185,7 +185,7 @@ class Mirror:
         if len(commits) > 1:
             raise InvalidInput(
                 f"{len(commits)} commits begin with these digits",
-                thing=f"{ref} of {masked(self.url)}",
+                subject=f"{ref} of {masked(self.url)}",
                 advice=f"Write more digits: {', '.join(commit[:12] for commit in commits[:5])}",
             )
         return commits[0] if commits else None
@@ -207,7 +207,7 @@ class Mirror:
         return commit if finished.code == 0 and FULL_COMMIT.match(commit) else None
 
     def _git(self, *arguments: str) -> str:
-        return git(*arguments, timeout=self.timeout, folder=self.path, thing=self.url)
+        return git(*arguments, timeout=self.timeout, folder=self.path, subject=self.url)
 
     def _fetch(self, held: Lease, *refspecs: str, about: str = "") -> None:
         self._remove_leftovers()
@@ -233,11 +233,11 @@ class Mirror:
         log.info("%s: mirrored in %.1f s", masked(self.url), time.monotonic() - started)
 
     def _fetch_into(self, folder: Path, refspecs: tuple[str, ...], about: str) -> None:
-        thing = f"{about} of {self.url}" if about else self.url
+        subject = f"{about} of {self.url}" if about else self.url
         git(
             "fetch", "--quiet", "--prune", "--force", "--no-tags", "--no-write-fetch-head", "--end-of-options",
             self.url, *refspecs,
-            timeout=self.timeout, folder=folder, thing=thing,
+            timeout=self.timeout, folder=folder, subject=subject,
         )  # fmt: skip
 
     def _is_whole(self) -> bool:
@@ -292,7 +292,7 @@ def clone_at(mirror: Mirror, commit: str, folder: Path) -> None:
     umask = ~stat.S_IMODE(folder.stat().st_mode) & 0o777 | 0o222
     git(
         "checkout", "--quiet", "--detach", commit,
-        timeout=mirror.timeout, folder=folder, thing=f"{commit} of {mirror.url}", umask=umask,
+        timeout=mirror.timeout, folder=folder, subject=f"{commit} of {mirror.url}", umask=umask,
     )  # fmt: skip
 
 
@@ -300,7 +300,7 @@ def _make_folders(mirror: Mirror, commit: str, folder: Path) -> None:
     """Make the folders of a commit, which git would make without the permission to write into them."""
     listing = git(
         "ls-tree", "-r", "-d", "-z", "--name-only", commit,
-        timeout=mirror.timeout, folder=folder, thing=f"{commit} of {mirror.url}",
+        timeout=mirror.timeout, folder=folder, subject=f"{commit} of {mirror.url}",
     )  # fmt: skip
     for path in listing.split("\0"):
         # What no honest commit has is left to git, which refuses it.

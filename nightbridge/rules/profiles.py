@@ -362,7 +362,7 @@ def find_rule(rule_id: str) -> RuleEntry:
     if rule_id not in entries:
         close = difflib.get_close_matches(rule_id, entries, n=1)
         advice = f"Did you mean {close[0]}?" if close else "`nightbridge rules` lists all of them"
-        raise InvalidInput("no such rule", thing=rule_id, advice=advice)
+        raise InvalidInput("no such rule", subject=rule_id, advice=advice)
     return entries[rule_id]
 
 

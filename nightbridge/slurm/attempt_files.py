@@ -87,7 +87,7 @@ class Submission(StoredModel):
 
 
 class SubmitRefusal(StoredModel):
-    """Why the shim did not submit."""
+    """Why the shim did not submit; `thing` is the subject of the error."""
 
     kind: _Kind
     what: str
@@ -99,11 +99,11 @@ class SubmitRefusal(StoredModel):
     def of(cls, error: TransientError | PermanentError) -> "SubmitRefusal":
         """The record of an error."""
         kind = next((kind for kind, made in _REFUSALS.items() if isinstance(error, made)), "permanent")
-        return cls(kind=kind, what=error.what, thing=error.thing, advice=error.advice, at=utc_now())
+        return cls(kind=kind, what=error.what, thing=error.subject, advice=error.advice, at=utc_now())
 
     def error(self) -> TransientError | LaunchRefused:
         """The error of a record."""
-        return _REFUSALS[self.kind](self.what, thing=self.thing, advice=self.advice)
+        return _REFUSALS[self.kind](self.what, subject=self.thing, advice=self.advice)
 
 
 # The first class that fits.
@@ -185,7 +185,7 @@ def read_attempt(attempt_dir: Path) -> AttemptContext:
     """
     context = _read(AttemptContext, attempt_dir / ATTEMPT_FILE)
     if context is None:
-        raise DamagedData("no such attempt", thing=str(attempt_dir), advice="Start the run again")
+        raise DamagedData("no such attempt", subject=str(attempt_dir), advice="Start the run again")
     return context
 
 

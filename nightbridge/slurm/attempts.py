@@ -191,7 +191,7 @@ def fitting_options(options: Sequence[str], script: str) -> list[str]:
     if "clusters" in given:
         raise LaunchRefused(
             "the launcher, its script or the site sends the job to another cluster, where it is not looked for",
-            thing=f"--clusters={given['clusters']}",
+            subject=f"--clusters={given['clusters']}",
             advice="Remove the option, and run this test with a site file of that cluster",
         )
     failed = [option.removeprefix("--exclude=") for option in options if option not in kept]
@@ -263,6 +263,6 @@ def _check_end(run: RunSpec, dependency: RunDependency, what: str, *, good: bool
     if dependency.type == "start_post_success" and not good:
         raise LaunchRefused(
             f"it starts only after {dependency.id!r} has ended well, and that {what}",
-            thing=run.test.id,
+            subject=run.test.id,
             advice=f"Fix {dependency.id!r}, or depend on its end alone (start_post_comp)",
         )

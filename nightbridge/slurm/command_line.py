@@ -131,8 +131,8 @@ class CommandLineCluster:
         if not answer.stderr.strip() or _ALREADY_ENDED.search(answer.stderr):
             return
         if re.search(r"denied|not permitted", answer.stderr):
-            raise PermanentError(f"scancel refused: {last_line(answer.stderr)}", thing=f"job {job_id}")
-        raise TransientError(f"scancel failed: {last_line(answer.stderr)}", thing=f"job {job_id}")
+            raise PermanentError(f"scancel refused: {last_line(answer.stderr)}", subject=f"job {job_id}")
+        raise TransientError(f"scancel failed: {last_line(answer.stderr)}", subject=f"job {job_id}")
 
     def limits(self) -> ClusterLimits:
         """The limits of the settings' partition, else of the default one, and whether srun has pyxis.
@@ -147,7 +147,7 @@ class CommandLineCluster:
         """
         if self.settings.slurm_conf is not None and not self.settings.slurm_conf.exists():
             raise InvalidInput(
-                "no such file", thing=str(self.settings.slurm_conf), advice="Correct the cluster's slurm_conf"
+                "no such file", subject=str(self.settings.slurm_conf), advice="Correct the cluster's slurm_conf"
             )
         listing = self._must("sinfo", "--noheader", "--all", "--format=%P|%l|%s|%D|%G")
         rows = [line.split("|", 4) for line in listing.splitlines() if line.count("|") >= 4]
@@ -218,7 +218,9 @@ class CommandLineCluster:
         found = shutil.which(command, path=self._environment().get("PATH"))
         if found is None:
             raise PermanentError(
-                "command not found", thing=command, advice="Set the cluster's bin_dir to the folder of Slurm's commands"
+                "command not found",
+                subject=command,
+                advice="Set the cluster's bin_dir to the folder of Slurm's commands",
             )
         return found
 
@@ -308,10 +310,10 @@ class CommandLineCluster:
         if _NOT_CONFIGURED.search(detail):
             raise PermanentError(
                 f"Slurm is not configured on this machine ({detail})",
-                thing=self.settings.name,
+                subject=self.settings.name,
                 advice="Run this where Slurm's commands work, or set the cluster's slurm_conf",
             )
-        raise TransientError(f"{argv[0]} failed: {detail}", thing=self.settings.name)
+        raise TransientError(f"{argv[0]} failed: {detail}", subject=self.settings.name)
 
     def _query(self, argv: Sequence[str]) -> Finished | None:
         try:
@@ -328,7 +330,7 @@ class CommandLineCluster:
             return run([self.program(argv[0]), *argv[1:]], environment=environment, timeout=timeout)
         except TransientError as error:
             raise StatusUnknown(
-                f"{argv[0]} did not answer in {timeout:.0f} s", thing=self.settings.name, advice="Will retry"
+                f"{argv[0]} did not answer in {timeout:.0f} s", subject=self.settings.name, advice="Will retry"
             ) from error
 
 

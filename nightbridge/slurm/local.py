@@ -63,7 +63,7 @@ class LocalCluster:
         with _write_errors(self.root):
             job = jobs.inspect(jobs.job_dir(self.root, job_id))
             if job is None:
-                raise PermanentError("no such job", thing=f"job {job_id}")
+                raise PermanentError("no such job", subject=f"job {job_id}")
             if job.end is None:
                 jobs.request_cancel(job, user_name())
 
@@ -116,4 +116,4 @@ def _write_errors(root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         advice = "Choose a workspace that can be written"
-        raise write_error(error, what="the embedded cluster's folder", thing=str(root), advice=advice) from error
+        raise write_error(error, what="the embedded cluster's folder", subject=str(root), advice=advice) from error

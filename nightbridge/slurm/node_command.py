@@ -107,7 +107,7 @@ def _wait_for_end(cluster: CommandLineCluster, job_ids: Sequence[int], name: str
     patience = time.monotonic() + ENDING_SECONDS
     while any(job.state not in TERMINAL for job in cluster.states(job_ids).values()):
         if time.monotonic() > patience:
-            raise TransientError("an earlier job of this name was cancelled and does not end", thing=name)
+            raise TransientError("an earlier job of this name was cancelled and does not end", subject=name)
         time.sleep(1)
 
 
@@ -116,11 +116,13 @@ def _slurm_error(finished: Finished, name: str) -> NightbridgeError | None:
     if _ENDED_EARLY.search(finished.stderr):
         return TransientError(
             f"Slurm did not let the job end ({finished.tail})",
-            thing=name,
+            subject=name,
             advice="Will retry; if its time or memory was too small, raise the limits with srun_args",
         )
     if _NO_JOB.search(finished.stderr):
         return refusal_of(finished.stderr, name)
     if finished.code < 0:
-        return TransientError(f"srun was killed by signal {-finished.code} ({last_line(finished.stderr)})", thing=name)
+        return TransientError(
+            f"srun was killed by signal {-finished.code} ({last_line(finished.stderr)})", subject=name
+        )
     return None

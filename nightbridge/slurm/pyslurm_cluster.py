@@ -90,7 +90,7 @@ class PyslurmCluster(CommandLineCluster):
         """
         conf = self.settings.slurm_conf
         if conf is not None and not conf.exists():
-            raise PermanentError("is not there", thing=str(conf))  # Slurm's library would wait a minute for it
+            raise PermanentError("is not there", subject=str(conf))  # Slurm's library would wait a minute for it
         try:
             return str(self._call("probe"))
         except PyslurmError as error:
@@ -116,7 +116,7 @@ class PyslurmCluster(CommandLineCluster):
             if error.errno == _POLICY:  # no job exists: sbatch names the limit
                 return super().submit(name, script, options)
             if error.errno is None:
-                raise LaunchRefused(f"pyslurm refused the job: {error.what}", thing=name) from error
+                raise LaunchRefused(f"pyslurm refused the job: {error.what}", subject=name) from error
             raise refusal_of(f"Batch job submission failed: {_text_of(error)}", name) from error
 
     def cancel(self, job_id: int) -> None:
@@ -128,8 +128,8 @@ class PyslurmCluster(CommandLineCluster):
             if number in (_NO_SUCH_JOB, _ALREADY_DONE) or (number is not None and 0 <= number < _LEAST_SLURM_ERROR):
                 return
             if number == _ACCESS_DENIED:
-                raise PermanentError(f"Slurm refused: {_text_of(error)}", thing=f"job {job_id}") from error
-            raise TransientError(f"the job was not cancelled: {_text_of(error)}", thing=f"job {job_id}") from error
+                raise PermanentError(f"Slurm refused: {_text_of(error)}", subject=f"job {job_id}") from error
+            raise TransientError(f"the job was not cancelled: {_text_of(error)}", subject=f"job {job_id}") from error
 
     def _refusal_of(self, argv: Sequence[str]) -> str:
         try:
@@ -174,17 +174,17 @@ class PyslurmCluster(CommandLineCluster):
         try:
             finished = run([python, "-I", _HELPER], environment=self._environment(), timeout=timeout, given=question)
         except PermanentError as error:
-            raise PermanentError(error.what, thing=python, advice="Correct the cluster's pyslurm_python") from error
+            raise PermanentError(error.what, subject=python, advice="Correct the cluster's pyslurm_python") from error
         except TransientError as error:
             raise StatusUnknown(f"pyslurm did not answer in {timeout:.0f} s", advice="Will retry") from error
         imported, *answers = [json.loads(line) for line in finished.stdout.splitlines()] or [{}]
         if not imported.get("ready"):
             reason = imported.get("error") or finished.tail or "no output"
-            raise PermanentError(f"pyslurm cannot be used here: {reason}", thing=python)
+            raise PermanentError(f"pyslurm cannot be used here: {reason}", subject=python)
         if not answers:
             raise StatusUnknown(f"pyslurm's process died: {finished.tail or 'no output'}", advice="Will retry")
         if "error" in answers[0]:
-            raised = PyslurmError(answers[0]["error"], thing="pyslurm")
+            raised = PyslurmError(answers[0]["error"], subject="pyslurm")
             raised.errno = answers[0]["errno"]
             raise raised
         return answers[0]["result"]

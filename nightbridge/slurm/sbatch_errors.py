@@ -102,25 +102,29 @@ REFUSALS: tuple[ErrorPattern, ...] = (
 )  # fmt: skip
 
 
-def refusal_of(message: str, thing: str) -> NightbridgeError:
+def refusal_of(message: str, subject: str) -> NightbridgeError:
     """The error that fits what sbatch wrote. Without output the job may exist."""
     if not message.strip():
         return StatusUnknown(
-            "sbatch ended without output; the job may exist", thing=thing, advice="It is looked up before the next try"
+            "sbatch ended without output; the job may exist",
+            subject=subject,
+            advice="It is looked up before the next try",
         )
-    known = _first_of(REFUSALS, message, thing)
-    return known or LaunchRefused(f"sbatch refused the job: {last_line(message)}", thing=thing, advice="See sbatch(1)")
+    known = _first_of(REFUSALS, message, subject)
+    return known or LaunchRefused(
+        f"sbatch refused the job: {last_line(message)}", subject=subject, advice="See sbatch(1)"
+    )
 
 
-def known_refusal_of(message: str, thing: str) -> LaunchRefused | None:
+def known_refusal_of(message: str, subject: str) -> LaunchRefused | None:
     """What the user has to change, from what sbatch wrote; None for what may pass and for unknown messages."""
-    known = _first_of(REFUSALS[:-1], message, thing)
+    known = _first_of(REFUSALS[:-1], message, subject)
     return known if isinstance(known, LaunchRefused) else None
 
 
-def _first_of(refusals: Sequence[ErrorPattern], message: str, thing: str) -> NightbridgeError | None:
+def _first_of(refusals: Sequence[ErrorPattern], message: str, subject: str) -> NightbridgeError | None:
     known = classify(message, refusals)
-    return known.error(thing, _line_of(known.pattern, message)) if known else None
+    return known.error(subject, _line_of(known.pattern, message)) if known else None
 
 
 def _line_of(pattern: str, message: str) -> str:

@@ -110,7 +110,7 @@ def _write_program(path: Path, text: str) -> None:
         reason = written.stderr.decode(errors="replace").strip()
         if os.strerror(errno.EDQUOT) in reason:
             raise quota_error(path)
-        raise TransientError(f"cannot be written: {reason}", thing=str(path), advice="Will retry")
+        raise TransientError(f"cannot be written: {reason}", subject=str(path), advice="Will retry")
 
 
 def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options: Sequence[str]) -> Submission:
@@ -132,7 +132,7 @@ def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options
     intent = declare_intent(context.attempt_dir, script, experiment_dir, after=seen)
     if intent is None:
         raise TransientError(
-            "another process is submitting this attempt", thing=context.name, advice="Will look it up again"
+            "another process is submitting this attempt", subject=context.name, advice="Will look it up again"
         )
     try:
         copy = context.attempt_dir / JOB_SCRIPT
@@ -170,7 +170,7 @@ def find_submission(context: AttemptContext, cluster: Cluster, script: Path | No
     if not lookup.complete:
         raise StatusUnknown(
             "cannot tell whether the job exists: squeue or sacct did not answer",
-            thing=context.name,
+            subject=context.name,
             advice="Will look it up again",
         )
     return None
@@ -199,7 +199,7 @@ def main(arguments: Sequence[str]) -> int:
         return _refuse(attempt_dir, error)
     except OSError as error:
         name = str(error.filename or attempt_dir)
-        return _refuse(attempt_dir, TransientError(error.strerror or str(error), thing=name, advice="Will retry"))
+        return _refuse(attempt_dir, TransientError(error.strerror or str(error), subject=name, advice="Will retry"))
     print(submission.job_id)
     return 0
 
@@ -223,7 +223,7 @@ def _read_arguments(arguments: Sequence[str], cluster: Cluster) -> tuple[list[st
     kept = {name: value for name, value in options.items() if name not in _OWN_OPTIONS}
     # What follows the script are its own arguments; no launcher passes any.
     if len(rest) > 1:
-        raise InvalidInput(f"unexpected arguments after the script: {shlex.join(rest[1:])}", thing=rest[0])
+        raise InvalidInput(f"unexpected arguments after the script: {shlex.join(rest[1:])}", subject=rest[0])
     return [f"--{name}={value}" if value else f"--{name}" for name, value in kept.items()], Path(rest[0]).absolute()
 
 
@@ -232,7 +232,7 @@ def _become_sbatch(arguments: Sequence[str], cluster: Cluster) -> None:
     environment = dict(os.environ) | cluster.launch_environment()
     program = shutil.which("sbatch", path=environment["PATH"])
     if program is None:
-        raise PermanentError("command not found", thing="sbatch")
+        raise PermanentError("command not found", subject="sbatch")
     os.execve(program, [program, *arguments], environment)
 
 
@@ -243,11 +243,11 @@ def _check_intent(context: AttemptContext, intent: Intent, horizon: float) -> No
     if left > timedelta():
         raise StatusUnknown(
             f"{intent.host} may have submitted this attempt {age.total_seconds():.0f} s ago",
-            thing=context.name,
+            subject=context.name,
             advice=f"Retry in {left.total_seconds():.0f} s, when accounting is guaranteed to list it",
         )
     if age < _STALLED_AFTER and _lives(intent):
-        raise TransientError(f"process {intent.pid} on {intent.host} is submitting this attempt", thing=context.name)
+        raise TransientError(f"process {intent.pid} on {intent.host} is submitting this attempt", subject=context.name)
 
 
 def _lives(intent: Intent) -> bool:
@@ -275,7 +275,7 @@ def _record_found(
     else:
         raise DamagedData(
             f"job {job.job_id} belongs to this attempt, and the record of what it runs is gone",
-            thing=str(context.attempt_dir),
+            subject=str(context.attempt_dir),
             advice="Cancel it, or let it end, and open a new attempt",
         )
     return _record(context, job.job_id, launcher_script, experiment_dir, submitted_at=submitted_at, found=True)

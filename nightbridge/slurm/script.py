@@ -118,7 +118,7 @@ def read_script(script: Path) -> str:
     try:
         return script.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise LaunchRefused(f"the batch script cannot be read: {error}", thing=str(script)) from error
+        raise LaunchRefused(f"the batch script cannot be read: {error}", subject=str(script)) from error
 
 
 def wrap_script(text: str, attempt_dir: Path) -> str:
@@ -166,7 +166,7 @@ def _interpreter(shebang: str) -> str:
     shell = program[1] if program[:1] == ["env"] and len(program) > 1 else "".join(program[:1])
     if shell not in _SHELLS:
         raise LaunchRefused(
-            "not a shell script", thing=shebang[:80], advice="A batch script begins with #!/bin/bash or another shell"
+            "not a shell script", subject=shebang[:80], advice="A batch script begins with #!/bin/bash or another shell"
         )
     return " ".join(shlex.quote(word) for word in (words if program[0] != "env" else " ".join(words).split()))
 

@@ -309,7 +309,7 @@ def statuses_of(
         StatusUnknown: Neither answered.
     """
     if live is None and past is None:
-        raise StatusUnknown("neither slurmctld nor slurmdbd answered", thing=cluster, advice="Will retry")
+        raise StatusUnknown("neither slurmctld nor slurmdbd answered", subject=cluster, advice="Will retry")
     merged = newest(past or ())
     if live is not None:
         # slurmctld answered and does not know the job: a row that still calls it live is accounting's delay.

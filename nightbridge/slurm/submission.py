@@ -81,9 +81,9 @@ def submit_attempt(
         raise refusal.error()
     log = str(context.attempt_dir / _LAUNCHER_LOG)
     if code is None:
-        raise TransientError(f"the launcher did not end within {timeout:.0f} s", thing=log, advice="It was killed")
+        raise TransientError(f"the launcher did not end within {timeout:.0f} s", subject=log, advice="It was killed")
     raise PermanentError(
-        f"the launcher ended with {code} and submitted nothing: {last_words}", thing=log, advice="Read the log"
+        f"the launcher ended with {code} and submitted nothing: {last_words}", subject=log, advice="Read the log"
     )
 
 
@@ -138,7 +138,7 @@ def _check(plan: LaunchPlan, context: AttemptContext, cluster: Cluster) -> None:
     refusal = cluster.test_only(context.name, tuple(_sbatch_options(plan, context)))
     if refusal is not None:
         raise LaunchRefused(
-            f"{refusal.what}; the launcher was not started", thing=refusal.thing, advice=refusal.advice
+            f"{refusal.what}; the launcher was not started", subject=refusal.subject, advice=refusal.advice
         ) from refusal
 
 

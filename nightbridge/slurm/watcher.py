@@ -167,7 +167,7 @@ class Watcher:
             while True:
                 with self._changed:
                     if self._stopped:
-                        raise StatusUnknown("watching was stopped", thing=job.name, advice="The job keeps running")
+                        raise StatusUnknown("watching was stopped", subject=job.name, advice="The job keeps running")
                     if watched.error is not None:
                         raise watched.error
                     status, ended = watched.status, self._end_of(watched)
@@ -235,7 +235,9 @@ class Watcher:
             with self._changed:
                 for job_id in jobs:
                     if watched := self._watched.get(job_id):
-                        watched.error = refusal or NightbridgeError(f"{type(error).__name__}: {error}", thing="watcher")
+                        watched.error = refusal or NightbridgeError(
+                            f"{type(error).__name__}: {error}", subject="watcher"
+                        )
                 self._changed.notify_all()
             return
         self._failures = 0
@@ -362,7 +364,7 @@ class Watcher:
         if time.monotonic() - watched.reported_at > self._graces.patience and watched.exit_code is None:
             raise StatusUnknown(
                 f"neither Slurm nor the job has reported anything since {watched.silent_since}",
-                thing=f"{watched.job.name} (job {watched.job.job_id})",
+                subject=f"{watched.job.name} (job {watched.job.job_id})",
                 advice="Contact the site; the job's folder is kept",
             )
 

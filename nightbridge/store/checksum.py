@@ -117,7 +117,7 @@ def check_crcs(path: Path, extents: Sequence[int]) -> None:
             try:
                 check.update(piece)
             except DamagedData as error:
-                raise DamagedData(f"{path.name}: {error.what}", thing=str(path)) from None
+                raise DamagedData(f"{path.name}: {error.what}", subject=str(path)) from None
 
 
 def sha256_of_file(path: Path, part_size: int = 0) -> str:
@@ -243,7 +243,7 @@ class FileSource:
         self.digest.update(view[:filled])
         self._finder.feed(buffer, filled)
         if self._finder.found:
-            raise DamagedData("contains a secret; binary files are never altered", thing=str(self.path))
+            raise DamagedData("contains a secret; binary files are never altered", subject=str(self.path))
         self._crcs.update(view[:filled])
         self._read += filled
         self.on_read(self._read)
@@ -256,8 +256,8 @@ class FileSource:
             raise self._changed()
 
     def _changed(self) -> DamagedData:
-        return DamagedData("modified while it was read", thing=str(self.path), advice="Harvest it again")
+        return DamagedData("modified while it was read", subject=str(self.path), advice="Harvest it again")
 
     def _unreadable(self, error: OSError) -> DamagedData:
         advice = "It was deleted, or its permissions changed"
-        return DamagedData(f"cannot be read: {error.strerror}", thing=str(self.path), advice=advice)
+        return DamagedData(f"cannot be read: {error.strerror}", subject=str(self.path), advice=advice)

@@ -60,7 +60,7 @@ class DirectoryStore:
         del block_value  # it has no secrets
         path = settings.url.removeprefix("file://")
         if not path.startswith("/"):
-            raise InvalidInput("not an absolute path", thing=settings.url, advice="Use file:///DIRECTORY")
+            raise InvalidInput("not an absolute path", subject=settings.url, advice="Use file:///DIRECTORY")
         self.root = Path(path)
         self.url = f"file://{self.root}"
 
@@ -100,7 +100,7 @@ class DirectoryStore:
                     os.fsync(copy.fileno())
                 if sha256_of_file(incoming, source.digest.part_size) != source.sha256:
                     what = "the disk does not return the bytes that were written"
-                    raise PermanentError(what, thing=str(target), advice="Check the disk")
+                    raise PermanentError(what, subject=str(target), advice="Check the disk")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._name(incoming, target, source)
                 flush_folder(target.parent)
@@ -143,7 +143,7 @@ class DirectoryStore:
             try:
                 stream = path.open("rb", buffering=0)
             except _NOT_FOUND as error:
-                raise PermanentError("no such object", thing=self.url_of(key)) from error
+                raise PermanentError("no such object", subject=self.url_of(key)) from error
             with stream:
                 stream.seek(start)
                 while length and (count := stream.readinto(memoryview(buffer)[:length])):
@@ -191,7 +191,7 @@ class DirectoryStore:
         except FileExistsError as error:
             if not target.is_file() or sha256_of_file(target, source.digest.part_size) != source.sha256:
                 what, advice = "another writer has stored other bytes there", "Harvest the run again"
-                raise TransientError(what, thing=str(target), advice=advice) from error
+                raise TransientError(what, subject=str(target), advice=advice) from error
 
     def _path(self, key: str) -> Path:
         return self.root / checked_key(key)
@@ -223,11 +223,11 @@ def _chunks(source: FileSource) -> Iterator[memoryview]:
 
 
 @contextlib.contextmanager
-def _store_errors(thing: Path) -> Iterator[None]:
+def _store_errors(subject: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if known := _PERMANENT_ERRORS.get(error.errno or 0):
             what, advice = known
-            raise PermanentError(what, thing=str(error.filename or thing), advice=advice) from error
-        raise TransientError(f"the file system failed: {error.strerror or error}", thing=str(thing)) from error
+            raise PermanentError(what, subject=str(error.filename or subject), advice=advice) from error
+        raise TransientError(f"the file system failed: {error.strerror or error}", subject=str(subject)) from error

@@ -146,7 +146,9 @@ def open_store(settings: StoreSettings, block_value: BlockValue | None = None) -
     """
     name = STORES.get(settings.url.partition("://")[0])
     if name is None:
-        raise InvalidInput("not a store URL", thing=settings.url, advice="Use file:///DIRECTORY or s3://BUCKET/PREFIX")
+        raise InvalidInput(
+            "not a store URL", subject=settings.url, advice="Use file:///DIRECTORY or s3://BUCKET/PREFIX"
+        )
     store: ObjectStore = pkgutil.resolve_name(name)(settings, block_value)
     return store
 
@@ -160,7 +162,7 @@ def checked_key(key: str) -> str:
     """
     reason = _invalid_because(key)
     if reason:
-        raise InvalidInput(f"not a usable object key: {reason}", thing=repr(key), advice="Rename the file")
+        raise InvalidInput(f"not a usable object key: {reason}", subject=repr(key), advice="Rename the file")
     return key
 
 
@@ -195,7 +197,7 @@ def read_stored(store: ObjectStore, key: str, kind: type[_M], *, what: str, advi
     try:
         return None if data is None else kind.model_validate_json(data)
     except pydantic.ValidationError as error:
-        raise DamagedData(f"{what}: {error.errors()[0]['msg']}", thing=store.url_of(key), advice=advice) from error
+        raise DamagedData(f"{what}: {error.errors()[0]['msg']}", subject=store.url_of(key), advice=advice) from error
 
 
 def write_read_delete(store: ObjectStore) -> None:
@@ -215,10 +217,12 @@ def write_read_delete(store: ObjectStore) -> None:
     if created_again:
         raise PermanentError(
             "the store ignores `If-None-Match: *`, which exactly-once commits need",
-            thing=store.url,
+            subject=store.url,
             advice="Use a server with conditional writes (AWS, Ceph) or a file:// store",
         )
     if not created or read != data:
         raise PermanentError(
-            "the store does not return the bytes that were written", thing=store.url_of(key), advice="Check the server"
+            "the store does not return the bytes that were written",
+            subject=store.url_of(key),
+            advice="Check the server",
         )

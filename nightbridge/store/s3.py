@@ -40,7 +40,7 @@ class S3Store:
         location = urlsplit(settings.url)
         self.bucket, self.prefix = location.netloc, checked_folder(location.path.strip("/"))
         if not self.bucket:
-            raise InvalidInput("the store's URL has no bucket", thing=settings.url, advice="Use s3://BUCKET/PREFIX")
+            raise InvalidInput("the store's URL has no bucket", subject=settings.url, advice="Use s3://BUCKET/PREFIX")
         self.url = f"s3://{self.bucket}/{self.prefix}".rstrip("/")
         self._settings = settings
         connection, options = connect(settings, block_value), object_options(settings)
@@ -78,7 +78,7 @@ class S3Store:
             # is nothing, the server was deciding on another writer's request (409), or that writer has deleted it.
             if (found := self.get(key)) is not None:
                 return found == data
-        raise TransientError("another writer is creating and deleting it", thing=self.url_of(key))
+        raise TransientError("another writer is creating and deleting it", subject=self.url_of(key))
 
     def put_file(self, key: str, source: FileSource) -> ObjectInfo:
         """Send a file, in parts when it is large; what an interrupted call has sent is not sent again."""
@@ -111,9 +111,9 @@ class S3Store:
 
     def get(self, key: str) -> bytes | None:
         """Read an object, again where its bytes were damaged on the way; None when there is none."""
-        thing = self.url_of(key)
+        subject = self.url_of(key)
         for _ in range(TRIES):
-            with s3_errors(thing):
+            with s3_errors(subject):
                 try:
                     opened = self._client.get_object(**self._object(key))
                     data: bytes = opened["Body"].read()
@@ -126,7 +126,7 @@ class S3Store:
                 return data
         raise DamagedData(
             f"its sha256 is {sha256_hex(data)}, expected {recorded}",
-            thing=thing,
+            subject=subject,
             advice="The object was modified or damaged in the store",
         )
 
@@ -194,7 +194,7 @@ class S3Store:
         self.delete(key)
         raise PermanentError(
             "the server accepts bytes that do not match their SHA-256, so corruption in transit goes unnoticed",
-            thing=self.url,
+            subject=self.url,
             advice="Use a server that checks signatures or checksums (AWS, Ceph, MinIO), or a file:// store",
         )
 
@@ -225,8 +225,8 @@ class S3Store:
         finally:
             self._buffers.give(body)
         if etag is None:
-            thing = f"s3://{self.bucket}/{key}"
-            raise Taken("another writer has stored other bytes there", thing=thing, advice=TAKEN_ADVICE)
+            subject = f"s3://{self.bucket}/{key}"
+            raise Taken("another writer has stored other bytes there", subject=subject, advice=TAKEN_ADVICE)
         return etag
 
     def _create(self, key: str, body: bytes | bytearray, attributes: dict[str, str]) -> str | None:
@@ -266,7 +266,7 @@ class S3Store:
                 return etag
         raise TransientError(
             f"ETag {answered} for bytes whose MD5 is {md5}",
-            thing=f"s3://{self.bucket}/{key}",
+            subject=f"s3://{self.bucket}/{key}",
             advice="Check what stands between this machine and the S3 server",
         )
 

@@ -91,7 +91,7 @@ def connect(settings: StoreSettings, block_value: BlockValue | None) -> Connecti
         client.meta.events.register("needs-retry.s3", _retry_if_not_s3)
         client.meta.events.register("after-call.s3", _check_is_s3)
     except (aws.BotoCoreError, boto3.exceptions.Boto3Error, ValueError) as error:
-        raise InvalidInput(str(error), thing=settings.url, advice="Correct the store's settings") from error
+        raise InvalidInput(str(error), subject=settings.url, advice="Correct the store's settings") from error
     return Connection(client, credentials)
 
 
@@ -128,9 +128,9 @@ def _check(settings: StoreSettings) -> None:
     )
     for is_wrong, what, advice in wrong:
         if is_wrong:
-            raise InvalidInput(what, thing=settings.url, advice=advice)
+            raise InvalidInput(what, subject=settings.url, advice=advice)
     if settings.ca_bundle is not None and not settings.ca_bundle.is_file():
-        raise InvalidInput("ca_bundle: no such file", thing=str(settings.ca_bundle), advice="Correct the path")
+        raise InvalidInput("ca_bundle: no such file", subject=str(settings.ca_bundle), advice="Correct the path")
 
 
 def _with_role(base: boto3.Session, role_arn: str, endpoint: Mapping[str, Any]) -> boto3.Session:
@@ -341,32 +341,32 @@ _OTHER_EXCEPTION = ErrorPattern("", PermanentError, "boto3 refused the request")
 
 
 @contextlib.contextmanager
-def s3_errors(thing: str) -> Iterator[None]:
-    """Turn what boto3 raises inside into a `TransientError` or `PermanentError` about `thing`."""
+def s3_errors(subject: str) -> Iterator[None]:
+    """Turn what boto3 raises inside into a `TransientError` or `PermanentError` about `subject`."""
     try:
         yield
     except (aws.ClientError, aws.BotoCoreError, ResponseParserError, RecursionError) as error:
-        raise translate(error, thing) from error
+        raise translate(error, subject) from error
 
 
-def translate(error: Exception, thing: str) -> NightbridgeError:
+def translate(error: Exception, subject: str) -> NightbridgeError:
     """Build the error of ours for a botocore exception, with the server's own words where it has some."""
     if not isinstance(error, aws.ClientError):
         classes = " ".join(kind.__name__ for kind in type(error).__mro__)
-        return (classify(f"{classes}: {error}", _EXCEPTIONS) or _OTHER_EXCEPTION).error(thing, str(error))
+        return (classify(f"{classes}: {error}", _EXCEPTIONS) or _OTHER_EXCEPTION).error(subject, str(error))
     code = error_code(error)
     message = str(error.response.get("Error", {}).get("Message", "")).strip()
     detail = f"{code}: {message}" if message and message != code else code
     known = classify(code, _CODES) or classify(str(http_status(error)), _CODES) or _OTHER_CODE
-    return known.error(thing, detail)
+    return known.error(subject, detail)
 
 
-def translate_text(text: str, thing: str) -> NightbridgeError:
+def translate_text(text: str, subject: str) -> NightbridgeError:
     """Build the error of ours for one of obstore's, whose text quotes the server's answer."""
     code = re.search(r"<Code>(\w+)</Code>", text) or re.search(r"non-2xx status code: (\d+)", text)
     what = text.partition("\n\nDebug source")[0]
     known = classify(code[1], _CODES) or _OTHER_CODE if code else classify(text, _EXCEPTIONS) or _NO_ANSWER
-    return known.error(thing, f"{code[1]}: {what}" if code else what)
+    return known.error(subject, f"{code[1]}: {what}" if code else what)
 
 
 def error_code(error: aws.ClientError) -> str:

@@ -110,7 +110,7 @@ class Uploader:
                 if found is not None and has_bytes_of(found, source):
                     return plain_etag(found)
         raise TransientError(
-            "another process aborts every upload of it", thing=self._url(key), advice="Run one harvest at a time"
+            "another process aborts every upload of it", subject=self._url(key), advice="Run one harvest at a time"
         )
 
     def abort_all(self, folder: str, begun_before: datetime | None = None) -> None:

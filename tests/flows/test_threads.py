@@ -146,7 +146,7 @@ def test_where_a_loop_runs_the_call_runs_without_it_and_returns() -> None:
 @pytest.mark.parametrize("kind", ["called", "awaited"])
 def test_an_error_is_raised_and_the_context_is_the_callers(kind: str) -> None:
     def refuse() -> None:
-        raise InvalidInput("no such test", thing=WHO.get())
+        raise InvalidInput("no such test", subject=WHO.get())
 
     async def cell() -> None:
         WHO.set("Ada")

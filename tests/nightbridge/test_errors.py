@@ -1,4 +1,4 @@
-"""Errors: what, which thing, what to do; the same after a trip through another process."""
+"""Errors: what happened, to what, and what to do; the same after a trip through another process."""
 
 import importlib
 import pickle
@@ -27,38 +27,38 @@ def kinds() -> set[type[NightbridgeError]]:
 
 
 def test_the_message_says_what_happened_to_which_thing_and_what_to_do() -> None:
-    error = PermanentError("no such bucket", thing="s3://nightly", advice="Create it")
+    error = PermanentError("no such bucket", subject="s3://nightly", advice="Create it")
 
     assert str(error) == "s3://nightly: no such bucket. Create it"
 
 
 @pytest.mark.parametrize(
-    ("thing", "advice", "message"),
+    ("subject", "advice", "message"),
     [("", "", "it broke"), ("x", "", "x: it broke"), ("", "Mend it", "it broke. Mend it")],
 )
-def test_what_is_not_known_leaves_no_trace_in_the_message(thing: str, advice: str, message: str) -> None:
-    assert str(NightbridgeError("it broke", thing=thing, advice=advice)) == message
+def test_what_is_not_known_leaves_no_trace_in_the_message(subject: str, advice: str, message: str) -> None:
+    assert str(NightbridgeError("it broke", subject=subject, advice=advice)) == message
 
 
 def test_invalid_input_tells_every_violation_on_a_line_of_its_own() -> None:
-    error = InvalidInput("2 violations", thing="a.toml", advice="Mend them", violations=["tp is 3", "gb is 0"])
+    error = InvalidInput("2 violations", subject="a.toml", advice="Mend them", violations=["tp is 3", "gb is 0"])
 
     assert str(error).splitlines() == ["a.toml: 2 violations. Mend them", "  tp is 3", "  gb is 0"]
 
 
 def test_every_error_is_the_same_after_pickling(kinds: set[type[NightbridgeError]]) -> None:
     for kind in kinds:
-        error = kind("it broke", thing="x", advice="Mend it")
+        error = kind("it broke", subject="x", advice="Mend it")
 
         back = pickle.loads(pickle.dumps(error))
 
         assert type(back) is kind
-        assert (back.what, back.thing, back.advice) == ("it broke", "x", "Mend it")
+        assert (back.what, back.subject, back.advice) == ("it broke", "x", "Mend it")
         assert str(back) == str(error)
 
 
 def test_violations_survive_pickling() -> None:
-    back = pickle.loads(pickle.dumps(InvalidInput("bad", thing="a.toml", violations=["one", "two"])))
+    back = pickle.loads(pickle.dumps(InvalidInput("bad", subject="a.toml", violations=["one", "two"])))
 
     assert back.violations == ("one", "two")
 

@@ -61,7 +61,7 @@ def test_a_quota_is_named_with_the_path_and_whose_it_may_be(tmp_path: Path, monk
     with pytest.raises(TransientError) as error:
         create_exclusively(path, b"{}")
 
-    assert error.value.thing == str(path)
+    assert error.value.subject == str(path)
     assert f"the disk quota of {user} is used up ({path.parent} belongs to {user}" in error.value.what
     assert list(path.parent.iterdir()) == []
 

@@ -40,7 +40,7 @@ def test_a_key_that_is_gone_is_named(tmp_path: Path, key: str) -> None:
     with pytest.raises(InvalidInput, match="secret not found in toml") as refused:
         resolve_secret(SecretRef(source="toml", name=f"{file}#{key}"))
 
-    assert refused.value.thing == f"{file}#{key}"
+    assert refused.value.subject == f"{file}#{key}"
     assert TOKEN not in str(refused.value)
 
 

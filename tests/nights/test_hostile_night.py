@@ -105,10 +105,10 @@ def night(tmp_path_factory: pytest.TempPathFactory, environments_dir: Path, laun
     )
     seconds: dict[str, float] = defaultdict(float)
 
-    def timed(reader: Any, *arguments: Any, thing: str) -> Any:
-        (test_id,) = (each for each in (*ROWS, "hostile", "neighbour") if f"{each}-n1-" in thing)
+    def timed(reader: Any, *arguments: Any, subject: str) -> Any:
+        (test_id,) = (each for each in (*ROWS, "hostile", "neighbour") if f"{each}-n1-" in subject)
         try:
-            answer, data = read_in_child(getattr(timed_readers, reader.__name__), *arguments, thing=thing)
+            answer, data = read_in_child(getattr(timed_readers, reader.__name__), *arguments, subject=subject)
         except DamagedData as error:
             seconds[test_id] += float(error.advice)
             raise

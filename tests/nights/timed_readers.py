@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Callable[[bytes], tuple[BaseModel, bytes]]:
         try:
             model, data = _READERS[name](argument)
         except DamagedData as error:
-            raise DamagedData(error.what, thing=error.thing, advice=str(_seconds())) from error
+            raise DamagedData(error.what, subject=error.subject, advice=str(_seconds())) from error
         return model, data + SECONDS.pack(_seconds())
 
     timed.__name__ = name

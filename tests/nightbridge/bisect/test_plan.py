@@ -442,7 +442,7 @@ def test_the_newest_good_ancestor_is_taken_where_the_last_good_night_was_newer(r
     def only_the_oldest(url: str, good: str, bad: str) -> tuple[RangeCommit, ...]:
         asked.append(good)
         if good != oldest:
-            raise InvalidInput("the branch was rewritten", thing=good)
+            raise InvalidInput("the branch was rewritten", subject=good)
         return four_commits(url, good, bad)
 
     oldest = rows[0].megatron_bridge.commit

@@ -49,8 +49,8 @@ def refused(status: int) -> httpx.HTTPStatusError:
 @pytest.mark.parametrize(
     ("error", "code", "told"),
     [
-        (PermanentError("no such thing", thing="x", advice="Look"), 4, "nightbridge: x: no such thing. Look"),
-        (TransientError("nobody answers", thing="slurm"), 4, "nightbridge: slurm: nobody answers"),
+        (PermanentError("no such thing", subject="x", advice="Look"), 4, "nightbridge: x: no such thing. Look"),
+        (TransientError("nobody answers", subject="slurm"), 4, "nightbridge: slurm: nobody answers"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (ValueError("defect"), 4, "internal error: ValueError: defect"),
         (

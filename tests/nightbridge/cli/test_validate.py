@@ -115,7 +115,7 @@ def test_validate_does_the_offline_part_while_the_cluster_does_not_answer(
     nightbridge: Program, monkeypatch: pytest.MonkeyPatch, broken: Callable[[str], str]
 ) -> None:
     def refuse(*_given: object) -> None:
-        raise StatusUnknown("slurmctld is away", thing="dgx")
+        raise StatusUnknown("slurmctld is away", subject="dgx")
 
     monkeypatch.setattr("nightbridge.slurm.factory.open_cluster", refuse)
 

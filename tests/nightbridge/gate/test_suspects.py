@@ -136,7 +136,7 @@ class TestCommits:
         self, store: DirectoryStore, nights: Nights
     ) -> None:
         def rewritten(_url: str, _before: str, _after: str) -> Sequence[RangeCommit]:
-            raise InvalidInput("the branch was rewritten", thing="aaa..bbb")
+            raise InvalidInput("the branch was rewritten", subject="aaa..bbb")
 
         verdict, rows = nights([1.0, 1.0, 1.2])
 
@@ -163,7 +163,7 @@ class TestCommits:
         rows[2] = rows[2].model_copy(update={"megatron_bridge": fork})
 
         def unknown(_url: str, _before: str, _after: str) -> Sequence[RangeCommit]:
-            raise InvalidInput("no such commit", thing="aaa")
+            raise InvalidInput("no such commit", subject="aaa")
 
         found = find_suspects(store, verdict, rows, unknown)
 

@@ -485,17 +485,17 @@ def test_a_damaged_history_cannot_be_made_to_pass_a_bad_run(
     ("error", "status", "reason"),
     [
         (
-            InvalidInput("no such commit", thing="main~x", advice="Name one that exists"),
+            InvalidInput("no such commit", subject="main~x", advice="Name one that exists"),
             VerdictStatus.INVALID,
             "main~x: no such commit. Name one that exists",
         ),
         (
-            LaunchRefused("invalid account", thing="sbatch", advice="Ask for one"),
+            LaunchRefused("invalid account", subject="sbatch", advice="Ask for one"),
             VerdictStatus.INFRASTRUCTURE,
             "sbatch: invalid account. Ask for one",
         ),
-        (PermanentError("disk full", thing="/shared"), VerdictStatus.INFRASTRUCTURE, "/shared: disk full"),
-        (TransientError("timed out", thing="s3"), VerdictStatus.INFRASTRUCTURE, "s3: timed out"),
+        (PermanentError("disk full", subject="/shared"), VerdictStatus.INFRASTRUCTURE, "/shared: disk full"),
+        (TransientError("timed out", subject="s3"), VerdictStatus.INFRASTRUCTURE, "s3: timed out"),
         (StatusUnknown("slurmdbd is silent"), VerdictStatus.INFRASTRUCTURE, "slurmdbd is silent"),
         (KeyError("step"), VerdictStatus.INFRASTRUCTURE, "internal error, KeyError: 'step'"),
         (RuntimeError(), VerdictStatus.INFRASTRUCTURE, "internal error, RuntimeError"),
@@ -514,7 +514,9 @@ def test_a_run_that_died_in_a_stage_says_what_and_what_to_do(
 
 
 def test_every_violation_is_a_reason(make_spec: Specs) -> None:
-    error = InvalidInput("2 rules are violated", thing="a.toml", violations=("tp = 3 does not divide 8", "vp needs pp"))
+    error = InvalidInput(
+        "2 rules are violated", subject="a.toml", violations=("tp = 3 does not divide 8", "vp needs pp")
+    )
 
     verdict = verdict_for_error(make_spec(), error)
 

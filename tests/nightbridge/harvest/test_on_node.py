@@ -113,7 +113,7 @@ def test_what_goes_wrong_on_the_node_is_the_same_error_here(
     with pytest.raises(DamagedData, match=r"1 of its objects") as caught:
         harvest_on_node(request, store, {TOKEN_REF: TOKEN}, srun, 600)
 
-    assert caught.value.thing == store.url_of(record.prefix)
+    assert caught.value.subject == store.url_of(record.prefix)
 
 
 @pytest.mark.parametrize(("code", "kind"), [(137, TransientError), (0, TransientError), (1, PermanentError)])

@@ -135,7 +135,7 @@ class Later:
     def delete(self, key: str) -> None:
         self._left -= 1
         if self._left == 0:
-            raise TransientError("the server went away", thing=key)
+            raise TransientError("the server went away", subject=key)
         self._store.delete(key)
 
 

@@ -29,7 +29,7 @@ class Silent(LocalCluster):
     """A cluster that does not answer."""
 
     def states(self, job_ids: object) -> dict[int, JobStatus]:
-        raise StatusUnknown("slurmctld is away", thing="dgx")
+        raise StatusUnknown("slurmctld is away", subject="dgx")
 
 
 @pytest.fixture

@@ -311,7 +311,7 @@ class TestWhyAVerdictIsMissing:
     @pytest.mark.usefixtures("living")
     def test_refused_by_slurm(self, place: Place) -> None:
         attempt = open_attempt(place.site.workspace, place.key("llama"), place.site.cluster)
-        error = LaunchRefused("Invalid account", thing="llama-a1", advice="Set account")
+        error = LaunchRefused("Invalid account", subject="llama-a1", advice="Set account")
         write_model(attempt.attempt_dir / REFUSAL_FILE, SubmitRefusal.of(error))
 
         assert place.missing().why.endswith("it has no job yet; llama-a1: Invalid account. Set account")
@@ -439,7 +439,7 @@ class TestWhatCannotBeLookedAt:
 
     def test_a_secret_that_is_not_set_is_invalid_input_and_told(self, tmp_path: Path) -> None:
         def open_it() -> ObjectStore:
-            raise InvalidInput("secret not found in env", thing="S3_KEY")
+            raise InvalidInput("secret not found in env", subject="S3_KEY")
 
         watch = look(question("08:00"), Site(workspace=tmp_path), open_it, now=NOW)
 

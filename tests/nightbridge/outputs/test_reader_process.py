@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read(reader: Callable[[bytes], tuple[Answer, bytes]], folder: Path) -> dict[str, str]:
-    answer, blob = read_in_child(reader, Folder(folder=folder), Answer, (folder,), thing="the run")
+    answer, blob = read_in_child(reader, Folder(folder=folder), Answer, (folder,), subject="the run")
     assert blob == b"blob"
     return answer.read
 
@@ -59,7 +59,7 @@ def test_a_run_over_whose_every_file_children_die_is_damage_with_the_reasons(fol
     with pytest.raises(DamagedData, match=r"cannot be read: .*its reader died") as caught:
         read(readers.crash, folder)
 
-    assert caught.value.thing == "the run"
+    assert caught.value.subject == "the run"
 
 
 def test_a_child_that_dies_before_it_opens_a_file_is_tried_once_more(folder: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_reader_that_is_sent_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
 
     with pytest.raises(DamagedData, match="PermissionError"):
-        read_in_child(readers.crash, Folder(folder=tmp_path / "other"), Answer, (tmp_path / "run",), thing="")
+        read_in_child(readers.crash, Folder(folder=tmp_path / "other"), Answer, (tmp_path / "run",), subject="")
 
 
 def test_without_landlock_files_outside_of_the_roots_are_refused_as_well(tmp_path: Path) -> None:

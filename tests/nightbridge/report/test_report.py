@@ -261,7 +261,7 @@ def test_where_values_came_from_is_told(make_record: Records, summary_of: Summar
 
 
 def test_runs_that_never_started_have_a_section_too(make_spec: Specs, nights: Nights) -> None:
-    refused = verdict_for_error(make_spec("2026-11-21"), LaunchRefused("invalid account", thing="sbatch"), "series")
+    refused = verdict_for_error(make_spec("2026-11-21"), LaunchRefused("invalid account", subject="sbatch"), "series")
     invalid = verdict_for_invalid(
         InvalidTest(id="bad", findings=(Violation(message="no such key"),)), "nightly", "2026-11-21"
     )

@@ -61,7 +61,7 @@ def test_what_the_user_must_change_is_permanent_and_has_advice(stderr: str, what
     assert isinstance(error, PermanentError)
     assert what in str(error)
     assert error.advice
-    assert error.thing == URL
+    assert error.subject == URL
 
 
 @pytest.mark.parametrize("stderr", TRANSIENT)

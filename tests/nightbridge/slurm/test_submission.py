@@ -231,7 +231,7 @@ def test_a_launcher_that_fails_before_sbatch_is_a_permanent_error_with_its_last_
     with pytest.raises(PermanentError, match=r"ended with 1 .* ValueError: no such recipe") as error:
         submit_attempt(failing, attempt, cluster, {})
 
-    assert error.value.thing == str(attempt.attempt_dir / "launcher.log")
+    assert error.value.subject == str(attempt.attempt_dir / "launcher.log")
 
 
 def test_a_launcher_that_hangs_is_killed_with_all_its_children(
@@ -434,7 +434,7 @@ def test_a_quota_that_stops_the_front_is_named(
     with pytest.raises(TransientError, match=r"the disk quota of \w+ is used up") as error:
         install_shim(attempt.attempt_dir)
 
-    assert error.value.thing == str(attempt.attempt_dir / "bin" / "sbatch")
+    assert error.value.subject == str(attempt.attempt_dir / "bin" / "sbatch")
     assert list((attempt.attempt_dir / "bin").iterdir()) == []
 
 

@@ -153,7 +153,7 @@ def test_silence_is_not_an_end(
     end = following(make_job(tmp_path))
     time.sleep(0.2)
 
-    stub.error = StatusUnknown("neither squeue nor sacct answered", thing="stub")
+    stub.error = StatusUnknown("neither squeue nor sacct answered", subject="stub")
     time.sleep(1.2)
     assert not end.done()
     stub.error = None
@@ -256,7 +256,7 @@ def test_a_job_that_all_sources_certainly_do_not_know_is_lost_and_no_other(
 def test_a_job_that_can_never_start_is_cancelled_after_a_grace_with_the_advice(
     stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stub.cancel_errors = [StatusUnknown("scancel did not answer", thing="stub")]
+    stub.cancel_errors = [StatusUnknown("scancel did not answer", subject="stub")]
     stub.say(1, JobState.PENDING, reason="PartitionConfig")
     job = make_job(tmp_path)
 
@@ -335,7 +335,7 @@ def test_a_job_that_lost_the_claim_hands_over_to_the_one_that_runs(
 def test_a_refusal_reaches_every_follower(
     stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
 ) -> None:
-    stub.error = PermanentError("command not found", thing="squeue")
+    stub.error = PermanentError("command not found", subject="squeue")
 
     with pytest.raises(PermanentError, match="squeue"):
         following(make_job(tmp_path)).result(timeout=60)

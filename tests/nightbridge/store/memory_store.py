@@ -36,7 +36,7 @@ class MemoryStore:
             source.read_into(data)
             kept, _ = self._objects.setdefault(checked_key(key), (bytes(data), datetime.now(UTC)))
             if kept != data:
-                raise TransientError("another writer has stored other bytes there", thing=self.url_of(key))
+                raise TransientError("another writer has stored other bytes there", subject=self.url_of(key))
             return ObjectInfo(key=key, size=source.size, sha256=source.sha256, part_size=source.digest.part_size)
 
     def holds(self, key: str, source: FileSource) -> ObjectInfo | None:
@@ -55,7 +55,7 @@ class MemoryStore:
     def read(self, key: str, start: int, length: int) -> Iterator[memoryview]:
         data = self.get(key)
         if data is None:
-            raise PermanentError("no such object", thing=self.url_of(key))
+            raise PermanentError("no such object", subject=self.url_of(key))
         yield memoryview(data)[start : start + length]
 
     def stat(self, key: str, part_size: int = 0) -> ObjectInfo | None:

@@ -50,7 +50,7 @@ def test_a_wrong_secret_key_is_permanent_and_never_shown(ceph_settings: StoreSet
         with pytest.raises(PermanentError, match="wrong secret key") as caught:
             call()
         assert "not-the-secret" not in str(caught.value)
-        assert store.url in caught.value.thing
+        assert store.url in caught.value.subject
 
 
 def test_an_unknown_access_key_is_permanent(ceph_settings: StoreSettings, wrong_secret: SecretRef) -> None:
@@ -287,6 +287,6 @@ def test_what_passes_with_time_is_transient_and_all_else_is_not(
     answer = {"Error": {"Code": code, "Message": "said so"}, "ResponseMetadata": {"HTTPStatusCode": status}}
     error = translate(ClientError(answer, "PutObject"), "s3://b/k")
     assert type(error) is kind
-    assert error.thing == "s3://b/k"
+    assert error.subject == "s3://b/k"
     assert error.advice
     assert "said so" in error.what
