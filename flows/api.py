@@ -191,13 +191,13 @@ def attribute_regression(  # noqa: D417  (`nightly_regression` describes the oth
     cluster: str | None = None,
     store: str | None = None,
     workspace: str | Path | None = None,
-    **asked: Any,
+    **search: Any,
 ) -> AttributionResult:
     """Find what made a metric of a test worse: image, commit, submodule, configuration, environment or nodes.
 
     Args:
         test_id: The test, as its history knows it.
-        asked: Fields of `nightbridge.attribution.plan.AttributionRequest`, such as `metric` and `budget`.
+        search: Fields of `nightbridge.attribution.plan.AttributionRequest`, such as `metric` and `budget`.
 
     Raises:
         InvalidInput: The test has no history, nothing became worse, nothing changed that can be exchanged, or a field
@@ -205,7 +205,7 @@ def attribute_regression(  # noqa: D417  (`nightly_regression` describes the oth
         PermanentError: The store cannot be read or written.
         TransientError: The store or the Prefect server does not answer.
     """
-    request = _request(AttributionRequest, test_id, asked)
+    request = _request(AttributionRequest, test_id, search)
     choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=workspace)
     return _returned(attribute_flow, choice, test_id, request)
 
@@ -358,9 +358,9 @@ def _returned(flow: Flow[..., State[R]], choice: SiteChoice, *arguments: object,
     return returned
 
 
-def _request(kind: type[_Request], test_id: str, asked: Mapping[str, Any]) -> _Request:
+def _request(kind: type[_Request], test_id: str, fields: Mapping[str, Any]) -> _Request:
     try:
-        return kind.model_validate(asked)
+        return kind.model_validate(fields)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
         raise InvalidInput("not a request", subject=f"{kind.__name__} for {test_id}", violations=problems) from error
@@ -394,7 +394,7 @@ def _reach_site(choice: SiteChoice) -> Site:
 
 
 def _stored_site(system: str | None, store: str | None, workspace: str | Path | None) -> Site:
-    """The site whose store is read; Prefect's server is asked only for what a block has."""
+    """The site whose store is read; Prefect's server is queried only for what a block has."""
     choice = SiteChoice(system=system, store=store, workspace=workspace)
     if plain_site(choice) is None:
         reach_server_with_blocks(choice)

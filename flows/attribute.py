@@ -83,9 +83,9 @@ def attribute(test_id: str, request: AttributionRequest, site: Site) -> Attribut
     """
     plan = plan_attribution(test_id, request, site)
     if found := earlier_result(plan, site):
-        get_run_logger().info("asked before: %s", sentence(found))
+        get_run_logger().info("answered before: %s", sentence(found))
         return found
-    # What it may cost is asked anew each time: whoever raises the budget goes on.
+    # What it may cost is checked each time: a larger budget resumes it.
     plan = plan.model_copy(update={"policy": request.policy, "budget": request.budget})
     with shared_night():
         return _find(plan, bad_run(plan, site), exchanged_site(site, plan.factors), request.at_once)

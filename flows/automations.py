@@ -64,7 +64,7 @@ REPORTED = {
 
 
 def make_automations(client: SyncPrefectClient, site: Site) -> Iterator[str]:
-    """Make the site's automations what its `[notify]` says, and remove them where it names nobody.
+    """Make the site's automations what its `[notify]` says, and remove them where it names no recipient.
 
     One that somebody has paused stays paused.
 

@@ -187,7 +187,7 @@ _BLOCK_OF: Mapping[str, type[Block]] = {"system": Site, "cluster": SlurmCluster,
 
 
 def _results_block(site: SiteSettings) -> str:
-    """The block of the site's store, where results are kept so that any worker can go on; made where there is none."""
+    """The block of the site's store, where results are kept so that any worker can continue; made if missing."""
     name = f"results-{slug(site.cluster.name)}"
     store = site.store_settings
     HarvestStore(**store.model_dump(exclude={"retention"})).save(name, overwrite=True, _sync=True)  # type: ignore[call-arg]

@@ -239,15 +239,15 @@ def _attributed(plan: NightPlan, written: NightReport) -> NightReport:
     from nightbridge.attribution.plan import AttributionRequest
     from nightbridge.flows.attribute import attribute
 
-    asked = False
+    searched = False
     for verdict in worse:
         try:
             budget = attribution_budget(plan.start.night, plan.site)
             attribute(verdict.test_id, AttributionRequest(budget=budget), plan.site)
-            asked = True
+            searched = True
         except NightbridgeError as error:  # the verdict stands without its cause
             get_run_logger().warning("%s: no cause is known: %s", verdict.test_id, error)
-    return report(plan.start, written.verdicts, plan.site, written.sweeps) if asked else written
+    return report(plan.start, written.verdicts, plan.site, written.sweeps) if searched else written
 
 
 def _comes_first(run: RunSpec, runs: Sequence[RunSpec]) -> bool:

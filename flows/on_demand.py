@@ -72,7 +72,7 @@ def withdraw(  # noqa: D417  (`SiteChoice` describes the others)
         who: Who withdraws it.
     """
     stored, rejudged = withdraw_decision(decision, who=who, why=why, site=site_of(system=system, store=store))
-    level = f"the level since {stored.decision.since}{' alarms again' if rejudged.alarms else ''}"
+    level = f"the level since {stored.decision.since}{' alerts again' if rejudged.alarms else ''}"
     return _state(stored, "Withdrawn", [f"withdrawn: {stored.decision.text}", f"{level} ({rejudged})"])
 
 

@@ -49,16 +49,16 @@ def watchdog(  # noqa: D417  (`SiteChoice` describes the others)
     watch = look(wanted, site, partial(store_of, site), configured_server())
     lines = "\n".join(watch_lines(watch))
     get_run_logger().info("%s", lines)
-    untold = _alarm(watch, site) if watch.exit_code else ""
+    not_sent = _notify(watch, site) if watch.exit_code else ""
     send_watchdog_event(watch)
-    message = "\n".join(filter(None, (lines, untold)))
+    message = "\n".join(filter(None, (lines, not_sent)))
     if watch.exit_code:
         return Failed(name="VerdictsMissing", message=message, data=VerdictsMissing(summary(watch)))
     return Completed(name="VerdictsThere", message=message, data=watch)
 
 
-def _alarm(watch: Watch, site: Site) -> str:
-    """Tell people; return why that was not possible, where it was not."""
+def _notify(watch: Watch, site: Site) -> str:
+    """Notify the recipients; return why that failed, where it did."""
     try:
         for way in notify(notice_of(watch), site.notify, block_value):
             get_run_logger().info("sent: %s", way)

@@ -1,4 +1,4 @@
-"""The stages of an attribution besides those of a run: what is asked, what a run measured, and the answer."""
+"""The stages of an attribution besides those of a run: the question, what a run measured, and the answer."""
 
 import math
 from functools import partial
@@ -54,7 +54,7 @@ def plan_attribution(test_id: str, request: AttributionRequest, site: Site) -> A
 
 
 def find_plan(test_id: str, request: AttributionRequest, site: Site) -> AttributionPlan:
-    """What a request would ask, or has asked already. Nothing is written."""
+    """What a request would cost, or that it was answered. Nothing is written."""
     store = store_of(site)
     rows = rows_until(find_rows(store, test_id, site.cluster.name), request.until)
     shift = find_change(rows, partial(verdict_of, store), request)
@@ -65,7 +65,7 @@ def cost_of(test_id: str, request: AttributionRequest, site: Site) -> str:
     """What an attribution exchanges and will about cost, what is stored already taken off; said before it begins."""
     plan = find_plan(test_id, request, site)
     if earlier_result(plan, site):
-        return "asked before, nothing is run"
+        return "answered before, nothing is run"
     record = load_record(store_of(site), plan.bad)
     hours = (gpu_hours(record) or 0.0) if record else 0.0
     # Both controls, one that shows the cause directly, and a bit for each doubling of the factors.
@@ -95,10 +95,10 @@ def plan_descent(result: AttributionResult, group: Group, site: Site) -> BisectP
         InvalidInput: The commits between both ends cannot be listed.
     """
     store = store_of(site)
-    asked = _own_range(result, group, site) or _range_of_commits(result, group, site)
-    if asked.repository == "image" and len(asked.all_commits) == 1:
+    searched = _own_range(result, group, site) or _range_of_commits(result, group, site)
+    if searched.repository == "image" and len(searched.all_commits) == 1:
         return None
-    return bisect_plans.keep_plan(store, descent_plan(result, group, asked))
+    return bisect_plans.keep_plan(store, descent_plan(result, group, searched))
 
 
 def _own_range(result: AttributionResult, group: Group, site: Site) -> BisectPlan | None:

@@ -19,7 +19,7 @@ from nightbridge.tasks.site import store_of
 from nightbridge.tasks.stage import stage
 
 TRIAL_DAYS = 3
-"""Days on which an interrupted trial goes on: after that its base is not what it would be tried on."""
+"""Days on which an interrupted trial is resumed: after that its base is not what it would be tried on."""
 
 
 class Wanted(NamedTuple):

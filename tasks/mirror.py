@@ -97,7 +97,7 @@ def add_tags(*new: str) -> None:
 def client_retries(count: int) -> Iterator[None]:
     """Let Prefect's own clients try so often again within the block.
 
-    As `temporary_settings`, without validating all settings anew: that takes longer than to show a job's progress.
+    As `temporary_settings`, without validating all settings again: that takes longer than to show a job's progress.
     """
     context = get_settings_context()
     client = context.settings.client.model_copy(update={"max_retries": count})

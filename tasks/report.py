@@ -68,7 +68,7 @@ def report(
 
 
 def _write_index(store: ObjectStore, site: Site) -> None:
-    """Write the page of all nights anew. Nothing depends on it, so whatever stops it stops nothing else."""
+    """Write the page of all nights again. Nothing depends on it, so whatever stops it stops nothing else."""
     try:
         disk = shutil.disk_usage(site.workspace)
         free = f"{disk.free / 1e9:,.0f} of {disk.total / 1e9:,.0f} GB are free at the workspace {site.workspace}"

@@ -18,7 +18,7 @@ from nightbridge.tasks.site import resolve_all, site_secrets
 from nightbridge.tasks.stage import stage
 
 _WAITING_LOG_INTERVAL = 1800.0
-"""Seconds between two lines of the log about a job that goes on waiting."""
+"""Seconds between two lines of the log about a job that is still waiting."""
 
 
 class _JobDisplay:
@@ -47,7 +47,7 @@ class _JobDisplay:
         self._due = 0.0
 
     def _log_status(self, status: JobStatus) -> None:
-        self._log.info("job %d is %s", self._job.job_id, told(status))
+        self._log.info("job %d is %s", self._job.job_id, state_of(status))
         self._say_again = time.monotonic() + _WAITING_LOG_INTERVAL
 
     def wait(self) -> None:
@@ -78,7 +78,7 @@ class _JobDisplay:
         for line in news.damage:
             self._warn_once(line, "%s", line)
         status = self._status
-        description = f"job {self._job.job_id} is {told(status) if status else JobState.UNKNOWN}"
+        description = f"job {self._job.job_id} is {state_of(status) if status else JobState.UNKNOWN}"
         description += f": {news.progress}" if news.progress else ""
         if description != self._shown:
             self._artifact.show(news.progress.percent if news.progress else 0.0, description)
@@ -96,7 +96,7 @@ class _JobDisplay:
             self._log.warning(message, detail)
 
 
-def told(status: JobStatus) -> str:
+def state_of(status: JobStatus) -> str:
     """A job's state with its reason; of one in the queue also since when it waits, and what helps."""
     waits = status.state in WAITING
     since = f" since {status.submitted_at:%Y-%m-%d %H:%M} UTC" if waits and status.submitted_at else ""

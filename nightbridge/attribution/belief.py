@@ -18,7 +18,7 @@ and a drift of the cluster since. The next design is the one that is expected to
 enough and a run with everything bad but the cause has shown its part.
 
 A design that does not start, as an old launcher with a new submodule, says nothing, and others that combine the same
-two levels are avoided. Where no design is left that could tell, what cannot be told apart is named together.
+two levels are avoided. Where no design is left that could tell, what cannot be distinguished is named together.
 """
 
 import itertools
@@ -89,7 +89,7 @@ class Cause(Model):
     """The answer by the runs so far. Factors are counted from 0."""
 
     kind: AnswerKind
-    factors: tuple[int, ...] = Field((), description="The likeliest cause; those that cannot be told apart.")
+    factors: tuple[int, ...] = Field((), description="The likeliest cause; those that cannot be distinguished.")
     relation: Relation = "alone"
     parts: tuple[float, ...] = Field((), description="What share of the change each of the factors makes.")
     probability: float = Field(description="That these factors are the cause.")
@@ -119,8 +119,8 @@ _RELATIONS: tuple[Relation, ...] = ("alone", "partly", "shared", "together", "ei
 class Belief(NamedTuple):
     """The factors of a change, and how a cause is found among them.
 
-    `weights`: of each factor beforehand. `levels`: what is asked. `policy`: how much is believed, and at most how many
-    runs are made.
+    `weights`: of each factor beforehand. `levels`: what is searched. `policy`: how much is believed, and at most how
+    many runs are made.
     """
 
     weights: Sequence[float]

@@ -1,11 +1,11 @@
-"""What an attribution asks, fixed once, and the designs that it has begun: kept in the store, so that it goes on.
+"""What an attribution searches, fixed once, and the designs that it has begun: kept in the store, so that it resumes.
 
-    attributions/<cluster>/<series>/<id>/plan.json            what is asked, and every factor
+    attributions/<cluster>/<series>/<id>/plan.json            the question, and every factor
     attributions/<cluster>/<series>/<id>/designs/<n>.json     the design of run n, written before the run is started
     attributions/<cluster>/<series>/<id>/result.json          the answer
 
-The id is also the night id of the runs, and a design's number their `repeat`: whoever goes on finds every run again. A
-change that was asked about once is not asked about again, however the history has grown.
+The id is also the night id of the runs, and a design's number their `repeat`: who resumes finds every run. A
+change whose cause was searched once is not searched again, however the history has grown.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from nightbridge.attribution.axes import (
 from nightbridge.attribution.belief import Belief, Design
 from nightbridge.bisect.lineage import ListInner, SearchedRange, Step, short_name, steps_of
 from nightbridge.bisect.plan import BisectPlan
-from nightbridge.bisect.shift import Asked, SearchRequest, Shift, VerdictOf, asked_shift, moved_shift
+from nightbridge.bisect.shift import Question, SearchRequest, Shift, VerdictOf, moved_shift, requested_shift
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.reading import find_series, read_history
@@ -37,7 +37,7 @@ from nightbridge.store.protocol import ObjectStore, read_stored
 ROOT = "attributions"
 
 MAX_RUNS = 40
-"""Runs that exchange factors at most where nothing else is asked for; a search for a commit has as many of its own."""
+"""Runs that exchange factors at most where nothing else is requested; a search for a commit has as many of its own."""
 
 
 class AttributionRequest(SearchRequest):
@@ -54,8 +54,8 @@ class AttributionRequest(SearchRequest):
 DEFAULT_REQUEST = AttributionRequest()
 
 
-class AttributionPlan(Asked, StoredModel):
-    """What is asked. Nothing in it changes once the first run was started."""
+class AttributionPlan(Question, StoredModel):
+    """The question. Nothing in it changes once the first run was started."""
 
     attribution_id: str
     good_night: str
@@ -111,18 +111,18 @@ def find_change(rows: Sequence[HistoryRow], verdict_of: VerdictOf, request: Attr
     """
     nights = [night.own for night in nights_of(rows)]
     if request.good or request.bad:
-        places = {night.night: place for place, night in enumerate(nights)}
-        if missing := [night or "none" for night in (request.good, request.bad) if night not in places]:
+        indices = {night.night: index for index, night in enumerate(nights)}
+        if missing := [night or "none" for night in (request.good, request.bad) if night not in indices]:
             raise InvalidInput("no such night in the history", subject=missing[0], advice="Name a good and a bad night")
-        good, bad = (places[night] for night in (request.good or "", request.bad or ""))
+        good, bad = (indices[night] for night in (request.good or "", request.bad or ""))
         return moved_shift(rows, nights, good, nights[bad], request.metric)
     own = [row for row in rows if row.series == nights[-1].series]
     try:
-        return asked_shift(own, verdict_of, request.metric)
+        return requested_shift(own, verdict_of, request.metric)
     except InvalidInput:
         if len(own) == len(rows):
             raise
-    return asked_shift(rows, verdict_of, request.metric)
+    return requested_shift(rows, verdict_of, request.metric)
 
 
 def make_plan(
@@ -150,7 +150,7 @@ def make_plan(
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     return AttributionPlan(
         attribution_id=f"{shift.bad.night[:17].rstrip('-')}-attribute-{digest}",
-        **shift.asked(request.policy),
+        **shift.question(request.policy),
         good_night=shift.good.night,
         bad_night=shift.bad.night,
         good=shift.good.prefix,
@@ -271,7 +271,7 @@ def plan_of_range(plan: AttributionPlan, searched: SearchedRange) -> BisectPlan:
         base=plan.bad,
         prior=(1 / count,) * count,
         **dict(searched),
-        **{name: getattr(plan, name) for name in Asked.model_fields},
+        **{name: getattr(plan, name) for name in Question.model_fields},
     )
 
 

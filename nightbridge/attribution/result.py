@@ -21,7 +21,7 @@ from nightbridge.attribution.plan import (
 )
 from nightbridge.bisect.lineage import BUMPS, RANGES, Searched, Step, short_name
 from nightbridge.bisect.plan import BisectPlan, BisectRequest
-from nightbridge.bisect.result import NOTHING_SAID, TRIES, AskedRun, BisectResult, question_of, said_by
+from nightbridge.bisect.result import NOTHING_SAID, TRIES, BisectResult, SearchRun, measured_by, question_text
 from nightbridge.bisect.search import Failure
 from nightbridge.errors import InvalidInput
 from nightbridge.harvest.manifest import load_record
@@ -40,7 +40,7 @@ OTHER_STEPS = 0.01
 """Probability, beforehand, of the commits of a range that belong to other factors than the cause."""
 
 
-class ExchangeRun(AskedRun):
+class ExchangeRun(SearchRun):
     """One run of an attribution."""
 
     design: Design
@@ -69,7 +69,7 @@ class AttributionResult(StoredModel):
 
     @property
     def factors(self) -> tuple[Factor, ...]:
-        """The factors of the cause; those that cannot be told apart where it is indistinct."""
+        """The factors of the cause; those that cannot be distinguished where it is indistinct."""
         return tuple(self.plan.factors[number] for number in self.cause.factors)
 
     @property
@@ -85,7 +85,7 @@ class AttributionResult(StoredModel):
 
 def run_of(plan: AttributionPlan, planned: PlannedRun, verdict: Verdict, record: RunRecord | None) -> ExchangeRun:
     """What the run of a design measured, by its verdict and, where it was harvested, its record."""
-    said = said_by(plan, verdict, record)
+    said = measured_by(plan, verdict, record)
     return ExchangeRun(number=planned.number, design=planned.design, prefix=verdict.prefix, **said)
 
 
@@ -171,7 +171,7 @@ def descent_request(result: AttributionResult, group: Group) -> BisectRequest:
     )
 
 
-def descent_plan(result: AttributionResult, group: Group, asked: BisectPlan) -> BisectPlan:
+def descent_plan(result: AttributionResult, group: Group, searched: BisectPlan) -> BisectPlan:
     """A bisect inside a group of factors, with what the exchanged runs say of it.
 
     Raises:
@@ -180,12 +180,12 @@ def descent_plan(result: AttributionResult, group: Group, asked: BisectPlan) -> 
     plan, runs = result.plan, exchanges_of(result.runs)
     descent = descent_into(group, result.cause, plan.levels, runs)
     folders = {plan.factors[number].folder for number in group}
-    own = [step.folder in folders for step in asked.all_commits]
+    own = [step.folder in folders for step in searched.all_commits]
     if not any(own):
         names = " and ".join(plan.factors[number].name for number in group)
         raise InvalidInput("its commits cannot be listed", subject=names, advice="Bisect the repository that pins it")
     shares = [(1 - OTHER_STEPS) / sum(own) if mine else OTHER_STEPS / len(own) for mine in own]
-    return asked.model_copy(
+    return searched.model_copy(
         update={
             "bisect_id": f"{plan.attribution_id}-{group[0]}",
             "levels": descent.levels,
@@ -349,7 +349,7 @@ def _innocent(result: AttributionResult) -> Iterator[str]:
 def result_lines(result: AttributionResult) -> tuple[str, ...]:
     """The answer for a terminal: the sentence, then every factor with its probability and every run."""
     plan, cause = result.plan, result.cause
-    lines = [f"{question_of(plan)} of {plan.test_id} since {plan.since}: {sentence(result)}"]
+    lines = [f"{question_text(plan)} of {plan.test_id} since {plan.since}: {sentence(result)}"]
     for factor, share in sorted(zip(plan.factors, cause.marginals, strict=True), key=lambda each: -each[1]):
         lines.append(
             f"  {100 * share:5.1f} %  {AXIS_WORDS[factor.axis].removeprefix('the ')}: {factor.name}, {factor.change}"

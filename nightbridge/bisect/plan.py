@@ -12,7 +12,15 @@ from pydantic import Field
 
 from nightbridge.bisect.lineage import REPOSITORIES, ListInner, Repository, SearchedRange, Step, range_of_steps
 from nightbridge.bisect.search import Measured, Search, prior_of_nights
-from nightbridge.bisect.shift import Asked, SearchRequest, Shift, VerdictOf, asked_shift, metric_named, night_value
+from nightbridge.bisect.shift import (
+    Question,
+    SearchRequest,
+    Shift,
+    VerdictOf,
+    metric_named,
+    night_value,
+    requested_shift,
+)
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.control import run_at
 from nightbridge.history.nightly_values import nights_of
@@ -53,7 +61,7 @@ class BisectRequest(SearchRequest):
 DEFAULT_REQUEST = BisectRequest()
 
 
-class BisectPlan(Asked, SearchedRange, StoredModel):
+class BisectPlan(Question, SearchedRange, StoredModel):
     """What is searched: the first range's fields are its own. Nothing in it changes once the first run was started.
 
     The places of several ranges follow each other: a later range's commits run on the bad end of the ones before it.
@@ -143,7 +151,7 @@ def make_plan(
     Raises:
         InvalidInput: Nothing became worse, or no commit changed.
     """
-    shift = shift or asked_shift(rows, verdict_of, request.metric)
+    shift = shift or requested_shift(rows, verdict_of, request.metric)
     ranges = _ranges(shift, rows, find_commits, request, inner_of, repo_of)
     ends = [end for one in ranges for end in (one.repository, one.good, one.bad)]
     # A search that was planned over the same ends without their submodules has other places.
@@ -152,7 +160,7 @@ def make_plan(
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     return BisectPlan(
         bisect_id=f"{shift.bad.night[:23].rstrip('-')}-bisect-{digest}",
-        **shift.asked(request.policy),
+        **shift.question(request.policy),
         **dict(ranges[0]),
         others=ranges[1:],
         prior=_prior(rows, shift, ranges, request),

@@ -8,7 +8,7 @@ from typing import Any
 from nightbridge.bisect.lineage import BUMPS, RANGES, Step, short_name
 from nightbridge.bisect.plan import RUNS_OF_A_POINT, BisectPlan, point_run
 from nightbridge.bisect.search import Answer, Failure, Measured
-from nightbridge.bisect.shift import Asked, failure_of, metric_named
+from nightbridge.bisect.shift import Question, failure_of, metric_named
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.metrics import format_change, format_count, format_value, measured, other_losses
 from nightbridge.history.nightly_values import BROKEN
@@ -25,8 +25,8 @@ TRIES = 3
 _ADVICE = "Delete it; the same command runs the point again"
 
 
-class AskedRun(Model):
-    """A run that was asked something, and its answer."""
+class SearchRun(Model):
+    """A run of a search, and what it measured."""
 
     number: int
     run_key: str
@@ -36,7 +36,7 @@ class AskedRun(Model):
     nodes: str = ""
 
 
-class Point(AskedRun):
+class Point(SearchRun):
     """One run of a bisect."""
 
     place: int
@@ -75,7 +75,7 @@ class BisectResult(StoredModel):
 
 def point_of(plan: BisectPlan, place: int, number: int, verdict: Verdict, record: RunRecord | None) -> Point:
     """The measurement of a point's run, by its verdict and, where it was harvested, its record."""
-    return Point(place=place, number=number, **said_by(plan, verdict, record))
+    return Point(place=place, number=number, **measured_by(plan, verdict, record))
 
 
 def stored_points(store: ObjectStore, plan: BisectPlan, base: RunRecord) -> tuple[Point, ...]:
@@ -169,7 +169,7 @@ def result_lines(result: BisectResult) -> tuple[str, ...]:
     plan = result.plan
     searched = ", ".join(map(str, plan.ranges))
     lines = [
-        f"bisect {plan.bisect_id}: {question_of(plan)} of {plan.test_id} since {plan.since}, "
+        f"bisect {plan.bisect_id}: {question_text(plan)} of {plan.test_id} since {plan.since}, "
         f"{format_count(len(plan.all_commits), _noun(plan))}{_of_submodules(plan)}, {searched}",
         *_answer_lines(result),
         *_disagreements(result),
@@ -193,12 +193,12 @@ def _noun(plan: BisectPlan) -> str:
     return "image" if plan.repository == "image" else "commit"
 
 
-def question_of(asked: Asked) -> str:
-    """What is asked: `step time +7.1 %`."""
-    if isinstance(asked.levels, Failure):
-        return asked.levels.question
-    change = (asked.levels.bad - asked.levels.good) / abs(asked.levels.good)
-    return f"{metric_named(asked.metric).label} {format_change(change)}"
+def question_text(question: Question) -> str:
+    """What is searched: `step time +7.1 %`."""
+    if isinstance(question.levels, Failure):
+        return question.levels.question
+    change = (question.levels.bad - question.levels.good) / abs(question.levels.good)
+    return f"{metric_named(question.metric).label} {format_change(change)}"
 
 
 def _shown(plan: BisectPlan, place: int, result: BisectResult) -> str:
@@ -287,30 +287,30 @@ def _disagreements(result: BisectResult) -> Iterable[str]:
             yield f"the runs of the {name} end disagree: {few} of {len(values)} are on the other side"
 
 
-def said_by(asked: Asked, verdict: Verdict, record: RunRecord | None) -> dict[str, Any]:
-    """The fields of an `AskedRun` but its number, by the run's verdict and, where it was harvested, its record."""
+def measured_by(question: Question, verdict: Verdict, record: RunRecord | None) -> dict[str, Any]:
+    """The fields of an `SearchRun` but its number, by the run's verdict and, where it was harvested, its record."""
     return {
         "run_key": verdict.run_key,
         "status": verdict.status,
-        "value": _value_of(asked, verdict, record),
+        "value": _value_of(question, verdict, record),
         "gpu_seconds": 3600.0 * (gpu_hours(record) or 0.0) if record is not None else 0.0,
         "nodes": record.job.status.nodes if record is not None and record.job.status else "",
     }
 
 
-def _value_of(asked: Asked, verdict: Verdict, record: RunRecord | None) -> float | None:
+def _value_of(question: Question, verdict: Verdict, record: RunRecord | None) -> float | None:
     """What a run says of its point; None where it says nothing: the cluster lost it, or it failed in another way."""
     if verdict.status in NOTHING_SAID:
         return None
-    if isinstance(asked.levels, Failure) and not asked.levels.digest:
+    if isinstance(question.levels, Failure) and not question.levels.digest:
         failed = failure_of(verdict)
-        return {None: 0.0, asked.levels.signature: 1.0}.get(failed)
+        return {None: 0.0, question.levels.signature: 1.0}.get(failed)
     if verdict.status in BROKEN or record is None:
         return None
-    if isinstance(asked.levels, Failure):
-        differs = other_losses(asked.levels.digest, record.summary)
+    if isinstance(question.levels, Failure):
+        differs = other_losses(question.levels.digest, record.summary)
         return None if differs is None else float(differs)
-    return measured(metric_named(asked.metric)._replace(field=asked.statistic), record.summary)
+    return measured(metric_named(question.metric)._replace(field=question.statistic), record.summary)
 
 
 def _measured(points: Iterable[Point], known: Sequence[Measured] = ()) -> list[Measured]:

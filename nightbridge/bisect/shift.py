@@ -59,8 +59,8 @@ class SearchRequest(Model):
         return BisectPolicy(confidence=self.confidence, most_runs=self.most_runs)
 
 
-class Asked(Model):
-    """What runs are asked about: what became worse in a series, and how sure the answer has to be."""
+class Question(Model):
+    """What a search answers: what became worse in a series, and how sure the answer has to be."""
 
     test_id: str
     cluster: str
@@ -85,8 +85,8 @@ class Shift(NamedTuple):
     bad: HistoryRow
     levels: Levels | Failure
 
-    def asked(self, policy: BisectPolicy) -> dict[str, Any]:
-        """The fields of `Asked`, for a search by that policy."""
+    def question(self, policy: BisectPolicy) -> dict[str, Any]:
+        """The fields of `Question`, for a search by that policy."""
         of_shift = {name: getattr(self, name) for name in ("metric", "statistic", "unit", "since", "levels")}
         of_run = {name: getattr(self.bad, name) for name in ("test_id", "cluster", "series")}
         return {**of_run, **of_shift, "policy": policy}
@@ -152,7 +152,7 @@ def find_failure(rows: Sequence[HistoryRow], verdict_of: VerdictOf) -> Shift:
         raise InvalidInput(
             "no earlier night ran to its end", subject=nights[-1].test_id, advice="Name a good commit with --good"
         )
-    good = max(place for place, whole in enumerate(ended) if whole)
+    good = max(index for index, whole in enumerate(ended) if whole)
     bad = next(night for night in nights[good + 1 :] if _failure(night, verdict_of) == failure)
     levels = Failure(signature=failure)
     return Shift(FAILURE, f"failure ({failure})", "", "", bad.night, nights[good], bad, levels)
@@ -186,8 +186,8 @@ def _hardly_moved(row: HistoryRow) -> bool:
     return bool(row.worse) and all(hardly_moved(metric, change) for metric, change in row.worse.items())
 
 
-def asked_shift(rows: Sequence[HistoryRow], verdict_of: VerdictOf, metric: str | None) -> Shift:
-    """What is asked about: what is named; else the failure of the latest night, its other losses, or a metric."""
+def requested_shift(rows: Sequence[HistoryRow], verdict_of: VerdictOf, metric: str | None) -> Shift:
+    """What is searched: what is named; else the failure of the latest night, its other losses, or a metric."""
     latest = [night.own for night in nights_of(rows)[-1:]]
     if metric == FAILURE or (metric is None and any(night.verdict in BROKEN for night in latest)):
         return find_failure(rows, verdict_of)
@@ -205,20 +205,20 @@ def _failure(row: HistoryRow, verdict_of: VerdictOf) -> str | None:
 def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None) -> Shift:
     """Between the last good night and the first regressed one after it; of the metric that moved furthest."""
     nights = [night.own for night in nights_of(rows)]
-    regressed = [place for place, night in enumerate(nights) if night.verdict is VerdictStatus.REGRESSED]
-    good = [place for place in range(max(regressed, default=0)) if nights[place].verdict in GOOD_VERDICTS]
+    regressed = [index for index, night in enumerate(nights) if night.verdict is VerdictStatus.REGRESSED]
+    good = [index for index in range(max(regressed, default=0)) if nights[index].verdict in GOOD_VERDICTS]
     if not good:
         raise InvalidInput(
             "nothing became worse", subject=rows[0].test_id if rows else "history", advice="See `nightbridge history`"
         )
-    bad = min(place for place in regressed if place > good[-1])
+    bad = min(index for index in regressed if index > good[-1])
     return moved_shift(rows, nights, good[-1], nights[bad], metric)
 
 
 def moved_shift(
     rows: Sequence[HistoryRow], nights: Sequence[HistoryRow], last_good: int, bad: HistoryRow, metric: str | None
 ) -> Shift:
-    """What moved furthest for the worse from a good night, by its place, to a bad one (InvalidInput: nothing did)."""
+    """What moved furthest for the worse from a good night, by its index, to a bad one (InvalidInput: nothing did)."""
     if metric == LOSSES or (metric is None and _hardly_moved(bad)):
         return _losses_shift(nights[last_good], bad)
     good = [night for night in nights[: last_good + 1] if night.verdict in (nights[last_good].verdict, "passed")][-7:]

@@ -72,7 +72,7 @@ SRUN = OptionTable(
 )  # fmt: skip
 
 _DEPENDENCY = re.compile(r"(after|afterok|afterany)((?::\d+)+)")
-_ALWAYS_EXPORTED = re.compile(r"(SLURM_|NIGHTBRIDGE_LOCAL_).*|PATH|HOME|USER|SHELL")
+_ALWAYS_EXPORTED = re.compile(r"(?s)(SLURM_|NIGHTBRIDGE_LOCAL_).*|PATH|HOME|USER|SHELL")
 
 
 def parse_time(text: str) -> float | None:

@@ -130,7 +130,7 @@ def withdraw(
         target: A decision's id, the run or the series that it was about.
         withdrawal: Who does it, why and when.
         contract: What the site owes each test.
-        commits_between: Lists commits, for the suspects of what alarms again.
+        commits_between: Lists commits, for the suspects of what raises an alert again.
 
     Raises:
         InvalidInput: There is no such decision, or several, or who or why is missing.

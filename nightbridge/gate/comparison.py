@@ -22,9 +22,9 @@ from nightbridge.gate.control import (
     Agreement,
     Seen,
     agreement_of,
-    asked_because,
     change_looked_for,
     moved_back,
+    rerun_reason,
     rule,
     said,
 )
@@ -61,8 +61,8 @@ class MetricResult(NamedTuple):
     """The gate's result for one metric: its comparison, the reason, and how many further runs are wanted.
 
     `moved`: how many times its good level the cluster alone has it now; None where tonight says nothing of that.
-    `absolute`: what is wrong by itself, such as a ceiling, whatever the last good point does. `asked`: why further runs
-    are wanted, where that is not the reason. `proven`: what proves it, where that is not the night's own runs.
+    `absolute`: what is wrong by itself, such as a ceiling, whatever the last good point does. `why_rerun`: why further
+    runs are wanted, where that is not the reason. `proven`: what proves it, where that is not the night's own runs.
     """
 
     comparison: Comparison
@@ -71,7 +71,7 @@ class MetricResult(NamedTuple):
     reruns: int = 0
     moved: float | None = None
     absolute: bool = False
-    asked: str = ""
+    why_rerun: str = ""
     proven: str = ""
 
     @property
@@ -291,7 +291,7 @@ def _level_reason(metric: Metric, level: NewLevel, became: str, since: str) -> s
 
 
 def _with_improvement(result: MetricResult, series: MetricSeries, better: NewLevel | None) -> MetricResult:
-    """The same, an improvement where the nights together say that the level is better, and none of them was told so."""
+    """The same, an improvement where the nights together say that the level is better, and none was reported so."""
     metric, nights = series.metric, series.tonight.nights
     if better is None or result.comparison.status != "passed":
         return result
@@ -355,8 +355,8 @@ def _with_control(
         reason = result.reason or f"{metric.label} is worse as last night, {format_change(sign * excess)}"
         return MetricResult(worse, reason, proven=result.certainty)
     if ruling.kind == "ask":
-        asked = asked_because(metric, ruling, seen)
-        return result._replace(comparison=worse if seen.stood else comparison, reruns=2 * ruling.pairs, asked=asked)
+        why = rerun_reason(metric, ruling, seen)
+        return result._replace(comparison=worse if seen.stood else comparison, reruns=2 * ruling.pairs, why_rerun=why)
     if ruling.kind in ("quiet", "alone"):
         return result._replace(reruns=0 if ruling.kind == "quiet" else result.reruns)
     beside = {"value": ruling.new, "baseline": ruling.control, "change": sign * ruling.proof.difference}

@@ -8,7 +8,7 @@ The differences of the last nights are weighed by a sequential test (Page's CUSU
 1954): how much likelier they are if the new point is worse by the smallest change that counts than if it is as good.
 Three ends: at `PROOF` the regression is proven; where tonight's pairs are `CLEAR`, what was seen is the cluster's;
 otherwise another pair is wanted, up to `MOST_TIMES` as many as the test's policy begins with, `LONGER` times that where
-they speak for a regression, and the next night goes on where this one ended. Of a metric that is no average, such as
+they speak for a regression, and the next night continues where this one ended. Of a metric that is no average, such as
 the 95th percentile, the likelihood is that of being out of the band at all: a share of all runs is, whatever the code,
 and a regression is in nearly all of them.
 
@@ -223,7 +223,7 @@ class Seen(NamedTuple):
     """What is known of a metric without its pairs.
 
     `regressed`: whether band or history call it worse. `excess`: how far tonight is on the worse side of its reference,
-    relative. `stood`: by how much last night was worse, and nobody accepted it; 0 where it was not. `noise`: relative
+    relative. `stood`: by how much last night was worse, and was not accepted; 0 where it was not. `noise`: relative
     standard deviation of single runs, of `field` of the summary. `change`: the smallest relative change that is looked
     for. `explained`: what takes the known moves of the cluster out of a value of tonight. `reference`: what is compared
     with, without these. `width`: of the band, relative. `strays`: of a metric that is no average, the share of good
@@ -267,9 +267,9 @@ class Ruling(NamedTuple):
 
 def rule(metric: Metric, gate: GatePolicy, nights: Sequence[Night], seen: Seen) -> Ruling:
     """What tonight's pairs, and those of the nights before, say of a metric. `nights`: oldest first, tonight last."""
-    # A regression that was told is over or stands: its own pairs say nothing of a further one.
-    told = max((at for at, night in enumerate(nights[:-1]) if metric.name in night.own.worse), default=-1)
-    since = max(told + 1, len(nights) - WINDOW)
+    # A regression that was reported is over or stands: its own pairs say nothing of a further one.
+    reported = max((at for at, night in enumerate(nights[:-1]) if metric.name in night.own.worse), default=-1)
+    since = max(reported + 1, len(nights) - WINDOW)
     earlier = [
         difference
         for night in nights[max(0, since - NOISE_NIGHTS) : since]
@@ -329,7 +329,7 @@ def _with_levels(ruling: Ruling, metric: Metric, night: Night, seen: Seen) -> Ru
     return ruling._replace(moved=moved, new=statistics.median(news), control=statistics.median(controls))
 
 
-def asked_because(metric: Metric, ruling: Ruling, seen: Seen) -> str:
+def rerun_reason(metric: Metric, ruling: Ruling, seen: Seen) -> str:
     """Why further pairs are wanted, in words."""
     away = format_change(seen.excess if metric.lower_is_better else -seen.excess)
     left = f", left open by {format_count(ruling.proof.pairs, 'pair')}" if ruling.proof.pairs else ""
@@ -354,7 +354,7 @@ def moved_back(metric: Metric, nights: Sequence[Night], change: float) -> float 
 
 
 def said(metric: Metric, control: str, ruling: Ruling, seen: Seen) -> str:
-    """What the pairs say, in words; empty where they clear what nobody was told of. `control`: the good night."""
+    """What the pairs say, in words; empty where they clear what was not reported. `control`: the good night."""
     sign = 1 if metric.lower_is_better else -1
     change, pairs = format_change(sign * ruling.proof.difference), ruling.proof
     beside = f"beside the last good point, {control}, on the same nodes"
@@ -362,7 +362,7 @@ def said(metric: Metric, control: str, ruling: Ruling, seen: Seen) -> str:
         new, old = (format_value(value, metric.unit) for value in (ruling.new, ruling.control))
         return f"{metric.label} regressed by {change} {beside}: {new} against {old}, {pairs}"
     if ruling.kind == "open":
-        return f"{metric.label} may be worse, {change} {beside}: {pairs} leave it open, the next night goes on"
+        return f"{metric.label} may be worse, {change} {beside}: {pairs} leave it open, the next night continues"
     if ruling.moved is not None:
         level = format_change(ruling.control * seen.explained / seen.reference - 1)
         moved = f"{metric.label} moved by {level} with the code of {control} too"
@@ -462,7 +462,7 @@ def run_at(base: RunRecord, commits: Mapping[str, str], repos: Mapping[str, GitR
             **({"container_image": commits["image"]} if "image" in commits else pinned_image(base)),
         },
         "harvest": HarvestPolicy(checkpoint="none"),
-        # It is one measurement: whether it has to be repeated is decided by who asked for it.
+        # It is one measurement: whether it has to be repeated is decided by who requested it.
         "gate": test.gate.model_copy(update={"pairs": 0}),
     }
     return base.spec.model_copy(update={"test": test.model_copy(update=changes)})

@@ -167,7 +167,7 @@ def in_force(decisions: Sequence[Decision], metric: str) -> tuple[Decision, ...]
 
     A level that was repaired is no baseline any more, and one that is a baseline is not a fault that was repaired.
     """
-    if not decisions:  # nearly always, and asked about each night of each metric
+    if not decisions:  # nearly always, and evaluated for each night of each metric
         return ()
     kept: list[Decision] = []
     for decision in sorted(decisions, key=lambda one: one.when):

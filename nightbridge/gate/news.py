@@ -6,7 +6,7 @@ from typing import NamedTuple
 from nightbridge.history.nightly_values import Night
 from nightbridge.models import EXIT_CODES, News, Verdict, VerdictStatus
 
-UNTOLD = frozenset({VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE, VerdictStatus.INVALID, None})
+WITHOUT_RESULT = frozenset({VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE, VerdictStatus.INVALID, None})
 """Nights with these verdicts say nothing about the test: what stood before them stands after them."""
 
 MODES_TAKE_TURNS = 15
@@ -21,24 +21,24 @@ class Standing(NamedTuple):
 
 
 def standing(verdict: Verdict, past: Sequence[Night]) -> Standing:
-    """Tell what is new, worse, better or over from what stands. `past`: the nights before, oldest first, judged."""
-    told = [night.own for night in past if night.own.verdict not in UNTOLD]
-    before = told[-1].verdict if told else None
+    """Whether it is new, worse, better or over, or stands. `past`: the nights before, oldest first, judged."""
+    judged = [night.own for night in past if night.own.verdict not in WITHOUT_RESULT]
+    before = judged[-1].verdict if judged else None
     if not EXIT_CODES[verdict.status]:
         if before and EXIT_CODES[before]:
             return Standing("over", "")
         better = verdict.status is VerdictStatus.IMPROVED and before is not VerdictStatus.IMPROVED
         return Standing("better" if better else "", "")
     if verdict.status is VerdictStatus.UNSTABLE:
-        unstable = [row.night for row in told[-MODES_TAKE_TURNS:] if row.verdict is verdict.status]
+        unstable = [row.night for row in judged[-MODES_TAKE_TURNS:] if row.verdict is verdict.status]
         return Standing("standing", unstable[0]) if unstable else Standing("new", verdict.night)
-    if verdict.status in UNTOLD or verdict.status is not before:
+    if verdict.status in WITHOUT_RESULT or verdict.status is not before:
         return Standing("new", verdict.night)
-    streak = next((place for place, row in enumerate(reversed(told)) if row.verdict is not before), len(told))
-    known = told[-1].worse
+    streak = next((index for index, row in enumerate(reversed(judged)) if row.verdict is not before), len(judged))
+    known = judged[-1].worse
     worse = any(
         item.metric not in known or abs(item.change or 0.0) > abs(known[item.metric]) + item.threshold
         for item in verdict.comparisons
         if item.status == "regressed"
     )
-    return Standing("worse" if worse else "standing", told[-streak].night)
+    return Standing("worse" if worse else "standing", judged[-streak].night)

@@ -1,6 +1,6 @@
 """Plausibility: did what was planned run, all of it, in a way that is physically possible?
 
-Asked before anything is compared: a run of half the batch, or with a loss of zero, has numbers that look better than
+Checked before anything is compared: a run of half the batch, or with a loss of zero, has numbers that look better than
 any good night's. What contradicts the plan, or itself, or what a GPU can do, makes a run failed, on a first night too.
 """
 
@@ -127,10 +127,10 @@ def _contradictions(record: RunRecord) -> Iterator[str]:
         first, *others = values.values() or (None,)
         if all(_agree(first, other, tolerances.get(name, 0.0)) for other in others):
             continue
-        told = [
+        sources = [
             f"{_text(value)} {source if source == 'planned' else f'by {source}'}" for source, value in values.items()
         ]
-        yield f"not what was planned, {name}: {', '.join(told)}"
+        yield f"not what was planned, {name}: {', '.join(sources)}"
 
 
 def _agree(one: Scalar | None, other: Scalar, tolerance: float) -> bool:

@@ -189,7 +189,7 @@ def _verdict(
     outcome_fault, _words = OUTCOMES[record.job.outcome]
     short = _missing_steps(record, baseline)
     wrong = _wrong_data(record.summary)
-    reruns, asked = 0, ""
+    reruns, why = 0, ""
     suspects: tuple[str, ...] = ()
     control: ControlArm | None = None
     golden = tonight.evidence.golden if tonight else None
@@ -209,15 +209,15 @@ def _verdict(
         if tonight and status in MAY_BE_MODES and (modes := slow_mode(tonight, worse)):
             status, reasons = VerdictStatus.UNSTABLE, (modes, *reasons)
         if tonight:
-            asking = max(results, key=lambda result: result.reruns, default=None)
-            reruns, asked = (asking.reruns, asking.asked or asking.reason) if asking else (0, "")
+            wanted = max(results, key=lambda result: result.reruns, default=None)
+            reruns, why = (wanted.reruns, wanted.why_rerun or wanted.reason) if wanted else (0, "")
             past, own = tonight.nights[:-1], tonight.nights[-1]
             same = unchanged_since(past, own) if EXIT_CODES[status] else ""
             suspects, node_reasons = suspects_among(past, own, same) if reruns else ((), ())
             if tonight.control:
                 placed = place_pairs(past, own, reruns, suspects, tonight.gate.max_runs)
                 if placed.reruns > reruns:
-                    asked = f"whether {', '.join(placed.on)} are slow: both points run there"
+                    why = f"whether {', '.join(placed.on)} are slow: both points run there"
                 reruns, suspects = placed.reruns, placed.avoid if placed.reruns else ()
                 control = _control_arm(tonight.control, own, placed) if reruns or own.arms else None
                 node_reasons = (*node_reasons, *([placed.reason] if placed.reason else ()))
@@ -241,7 +241,7 @@ def _verdict(
         prefix=record.prefix,
         series=record.series,
         reruns=reruns,
-        rerun_reason=asked if reruns > len(further) else "",
+        rerun_reason=why if reruns > len(further) else "",
         further_runs=len(further),
         suspect_nodes=suspects,
         control=control,
@@ -257,7 +257,7 @@ def _verdict(
 def _with_few_nights(verdict: Verdict, nights: int, tonight: Tonight) -> Verdict:
     """The same; a pass that rests on too few good nights, and on no golden values either, says how little it knows.
 
-    So does an improvement: one that lasts is told when enough nights have it.
+    So does an improvement: one that lasts is reported when enough nights have it.
     """
     if verdict.status not in (VerdictStatus.PASSED, VerdictStatus.IMPROVED) or tonight.evidence.golden:
         return verdict

@@ -36,7 +36,7 @@ CANDIDATE_P_VALUE = 1e-3
 # Twice the drop of the log-likelihood that leaves 95 % of the start nights inside (chi-squared, one degree of freedom).
 START_RANGE = 3.84
 
-# Fewest nights whose correlation can be told, and the correlation that is no chance, times the root of the nights.
+# Fewest nights whose correlation can be estimated, and the correlation that is no chance, times the root of the nights.
 LEAST_FOR_MEMORY = 16
 CHANCE_OF_MEMORY = 2.5
 HIDDEN_MEMORY = 1.4

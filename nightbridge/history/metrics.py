@@ -61,7 +61,7 @@ def comparable_digest(summary: Summary) -> str:
 
 
 def other_losses(digest: str, summary: Summary) -> bool | None:
-    """Whether a run computed other losses than those of a digest, bit for bit; None where that cannot be told."""
+    """Whether a run computed other losses than those of a digest, bit for bit; None where that is unknown."""
     found = comparable_digest(summary)
     return found != digest if found and _source(found) == _source(digest) else None
 

@@ -35,7 +35,7 @@ from nightbridge.models.metrics import Metric
 # A run with one of these verdicts has no numbers that stand for the test.
 NO_VALUE = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE})
 
-# One with one of these does not do what was asked for, and that is its own fault.
+# One with one of these does not do what was requested, and that is its own fault.
 BROKEN = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.INVALID})
 
 
@@ -93,7 +93,7 @@ def rows_until(rows: Sequence[HistoryRow], night: str | None) -> tuple[HistoryRo
 
 def changed_topology(before: HistoryRow, after: HistoryRow) -> tuple[str, ...]:
     """What two runs do not have in common of their topology, `nodes 4 → 8`; what one does not know is no difference."""
-    if before.topology == after.topology:  # nearly always, and asked about each night of a history
+    if before.topology == after.topology:  # nearly always, and evaluated for each night of a history
         return ()
     return tuple(
         f"{name} {before.topology[name] or 'none'} → {value or 'none'}"

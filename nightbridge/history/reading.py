@@ -62,7 +62,7 @@ def series_of(store: ObjectStore, run: RunSpec, cluster: str) -> str:
     """The series of a run in a store: the name that the same configuration had before, where its history is there.
 
     Raises:
-        DamagedData: The alias cannot be read. Without it the history would begin anew.
+        DamagedData: The alias cannot be read. Without it the history would start over.
     """
     series, former = series_id(run, cluster), former_series_id(run, cluster)
     key = f"{ALIASES}/{quote(cluster, safe='')}/{series}.json"
@@ -210,7 +210,7 @@ def export_history(store: ObjectStore, path: Path) -> Done:
 def migrate_history(store: ObjectStore) -> Done:
     """Give every series one generation with all columns, and all rows in it; return how many series were changed.
 
-    Every series is changed at once or not at all: killed, and called again, it goes on where it was.
+    Every series is changed at once or not at all: killed, and called again, it resumes where it was.
     """
 
     def migrate(cluster: str, series: str) -> int:

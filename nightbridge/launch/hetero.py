@@ -337,7 +337,7 @@ def _arguments(test: TestDefinition, outputs: Mapping[str, Any], program: _Progr
         if value is True:
             yield (option,)
         elif value is False:
-            # Where nothing switches it off, it is off unless it is asked for.
+            # Where nothing switches it off, it is off unless it is requested.
             if field in _NEGATED and (program.parser is None or program.knows(negated)):
                 yield (negated,)
         elif value is not None:

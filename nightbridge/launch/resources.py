@@ -174,10 +174,10 @@ def resumed_from(test: TestDefinition) -> str:
     With `finetune` only the weights are loaded: iterations and optimiser start from scratch, so this is not a resume.
     """
     written = {key.lstrip("+"): value for key, value in test.extra_cmd_args.items()}
-    anew = written.get(_FINETUNE, "").strip().lower() == "true"
+    restarts = written.get(_FINETUNE, "").strip().lower() == "true"
     if not test.has_launcher:  # its program has a flag for it
-        anew = anew or bool(test.cmd_args.get("finetune"))
-    return "" if anew else str(test.cmd_args.get("load_dir") or written.get(_LOAD, "").replace("null", ""))
+        restarts = restarts or bool(test.cmd_args.get("finetune"))
+    return "" if restarts else str(test.cmd_args.get("load_dir") or written.get(_LOAD, "").replace("null", ""))
 
 
 def trains_adapters(test: TestDefinition) -> bool:

@@ -192,7 +192,7 @@ def read_plan(path: Path) -> NightPlan | None:
     Raises:
         DamagedData: The file does not hold one.
     """
-    return read_model(path, NightPlan, what="not the plan of a night", advice="Remove it; the night is planned anew")
+    return read_model(path, NightPlan, what="not the plan of a night", advice="Remove it; the night is planned again")
 
 
 def record_start(store: ObjectStore, start: NightStart) -> None:
@@ -230,7 +230,7 @@ def record_end(store: ObjectStore, report: NightReport, *, cancelled: bool = Fal
 
 
 def was_reported(earlier: NightEnd | None, verdicts: Iterable[Verdict]) -> bool:
-    """Whether the night had ended before with these very jobs, so that nothing was run anew."""
+    """Whether the night had ended before with these very jobs, so that nothing was run again."""
     if earlier is None or earlier.cancelled:
         return False
     jobs = {(verdict.run_key, verdict.job_id, verdict.prefix) for verdict in earlier.verdicts}

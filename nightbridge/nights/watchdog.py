@@ -1,7 +1,7 @@
 """The watchdog: which test has no verdict by a time of the morning, and why.
 
 It reads the store and queries Slurm. It needs no Prefect server, and asks one that is configured only why a night has
-not begun. A bad verdict raises no alarm here: the night itself reports it. A verdict that is missing does.
+not begun. A bad verdict raises no alert here: the night itself reports it. A verdict that is missing does.
 """
 
 import platform
@@ -377,7 +377,7 @@ def watch_lines(watch: Watch) -> Iterator[str]:
 
 
 def notice_of(watch: Watch) -> Notice:
-    """The alarm: one for everything that is missing."""
+    """The notification: one for everything that is missing."""
     nights = [night for night in watch.nights if not night.is_complete]
     return Notice(
         subject=f"nightbridge: {summary(watch)}",

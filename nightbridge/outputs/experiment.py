@@ -270,7 +270,7 @@ def logs_so_far(job: Job) -> tuple[Path, ...]:
 
 
 def event_folders(job: Job, output_dir: Path | None) -> tuple[Path, ...]:
-    """Where a running job writes its event files: the folder that the launcher is given (`launch/outputs.py`)."""
+    """Where a running job writes its event files: the folder that the launcher is given (`launch/plan.py`)."""
     return tuple(folder / EVENT_FOLDER for folder in (job.experiment_dir, output_dir) if folder is not None)
 
 

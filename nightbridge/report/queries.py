@@ -76,7 +76,7 @@ def verify_stored(
         store: Where the run is.
         run_key: The run.
         check: `verify_run` trusts stored checksums; `verify_content` reads every byte.
-        on_progress: Is told how far it is.
+        on_progress: Called with how far it is.
 
     Raises:
         InvalidInput: The run is not in the store.

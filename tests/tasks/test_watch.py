@@ -12,8 +12,7 @@ from nightbridge.models import Job, Outcome, SecretRef, Site, utc_now
 from nightbridge.slurm.attempts import read_ended
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.states import parse_squeue
-from nightbridge.tasks.watch import told as told_of
-from nightbridge.tasks.watch import watch
+from nightbridge.tasks.watch import state_of, watch
 from tests.builders import make_job, make_plan
 from tests.real.prefect_harness import prefect_in_this_process
 
@@ -27,7 +26,7 @@ def _server() -> Iterator[None]:
         yield
 
 
-def told() -> str:
+def logged() -> str:
     with get_client(sync_client=True) as client:
         return "\n".join(log["message"] for log in client.request("POST", "/logs/filter", json={}).json())
 
@@ -59,15 +58,15 @@ def test_the_error_that_ended_a_job_is_kept_and_told_without_secrets(
     assert ended.outcome is Outcome.PROGRAM_ERROR
     assert f"OSError: {MASK} and {MASK} refused" in ended.outcome_reason
     assert read_ended(attempt_dir) == ended
-    assert KNOWN not in told()
-    assert SHAPED not in told()
+    assert KNOWN not in logged()
+    assert SHAPED not in logged()
 
 
 @pytest.mark.parametrize("state", ["PENDING", "REQUEUE_HOLD", "SPECIAL_EXIT"])
 def test_a_job_in_the_queue_says_since_when_and_what_to_type(state: str) -> None:
     (held,) = parse_squeue(f"7|{state}|2026-11-23T14:34:46|N/A|N/A||JobHeldUser|job")
 
-    assert told_of(held) == (
+    assert state_of(held) == (
         f"{state} since 2026-11-23 14:34 UTC (JobHeldUser, held by its user: `scontrol release 7`)"
     )
 
@@ -75,4 +74,4 @@ def test_a_job_in_the_queue_says_since_when_and_what_to_type(state: str) -> None
 def test_a_job_that_runs_says_no_old_reason() -> None:
     (running,) = parse_squeue("7|RUNNING|2026-11-23T14:34:46|2026-11-23T14:40:00|N/A|node1|JobHeldUser|job")
 
-    assert told_of(running) == "RUNNING"
+    assert state_of(running) == "RUNNING"

@@ -269,7 +269,7 @@ def test_pairs_that_leave_it_open_get_more_and_then_the_next_night() -> None:
 
     assert first.reruns == 4
     assert (last.status, last.reruns) == (VerdictStatus.PASSED, 0)
-    assert "leave it open, the next night goes on" in last.reasons[0]
+    assert "leave it open, the next night continues" in last.reasons[0]
 
 
 def test_pairs_that_speak_for_a_regression_go_on_beyond_those_of_other_nights_unless_runs_are_limited() -> None:
