@@ -41,7 +41,7 @@ MAX_RUNS = 40
 
 
 class AttributionRequest(SearchRequest):
-    """What to find the cause of, and what that may cost."""
+    """What to find the cause of, and what that may cost. What is left out is found in the test's history."""
 
     good: NightId | None = Field(None, description="The last good night; both nights are named, or neither.")
     bad: NightId | None = Field(None, description="The first bad night.")

@@ -44,7 +44,7 @@ RUNS_OF_A_POINT = 1000
 
 
 class BisectRequest(SearchRequest):
-    """What to search for the first bad commit."""
+    """What to search for the first bad commit. What is left out is found in the test's history."""
 
     repository: Repository | None = Field(None, description="Which repository; each whose commit changed when unset.")
     good: str | None = Field(

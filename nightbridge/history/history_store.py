@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
 from pydantic import ValidationError
@@ -40,10 +40,6 @@ from nightbridge.history.rows import HistoryRow, columns, table_of
 from nightbridge.models import utc_now
 from nightbridge.store.protocol import ObjectInfo, ObjectStore
 from nightbridge.store.transfers import in_parallel
-
-if TYPE_CHECKING:
-    pass
-
 
 ROWS_TOGETHER = 128
 

@@ -10,62 +10,14 @@ from functools import lru_cache
 from pathlib import Path
 
 from nightbridge.launch.config_schema import ConfigSchema
-from nightbridge.launch.flags import RELEASES, V0_4_0, V0_6_0, version_of_ref
+from nightbridge.launch.flags import RELEASES, V0_6_0, version_of_ref
 from nightbridge.launch.parser_source import launcher_of
 from nightbridge.launch.plan import RECIPE_STEPS, unknown_flags, unsafe_values, wrong_choices
 from nightbridge.launch.resources import oversized_checkpoint, parameters_of, resumed_from, trains_adapters
 from nightbridge.launch.shipped import pinned_recipes, released_recipes
 from nightbridge.models import HarvestPolicy, TestDefinition
-from nightbridge.models.series import DEFAULT_NUM_GPUS, DEFAULTS
+from nightbridge.models.series import DEFAULTS
 from nightbridge.rules.rule import UPSTREAM, RuleContext, cmd_args, is_local, pinned_schema, rule
-
-_SUBMISSION = "Megatron-Bridge: setup_experiment.py and argument_parser.py of scripts/performance at 067f987d (main)"
-
-_REQUIRED = ("model_family_name", "model_recipe_name", "gpu_type")
-
-
-@rule("required-fields", _SUBMISSION, cmd_args(*_REQUIRED))
-def _required_fields(run: RuleContext) -> Iterator[str]:
-    """The launcher's argument parser requires these options and exits without them."""
-    for field in _REQUIRED:
-        if not run.args.get(field):
-            yield f"cmd_args.{field} is required: the launcher does not start without it; write it"
-
-
-@rule("num-gpus-default", _SUBMISSION, cmd_args("num_gpus"), "warning")
-def _num_gpus(run: RuleContext) -> Iterator[str]:
-    """A number of GPUs that only the launcher knows makes two nights look comparable that are not."""
-    if "num_gpus" not in run.args:
-        yield f"cmd_args.num_gpus is not written: {DEFAULT_NUM_GPUS} are used, as CloudAI does; write the number"
-
-
-@rule("launcher-returns-early", _SUBMISSION, cmd_args("dryrun list_config_variants"))
-def _returns_early(run: RuleContext) -> Iterator[str]:
-    """With these switches the launcher returns, or waits for an answer, without submitting a job."""
-    if run.args.get("dryrun"):
-        yield "cmd_args.dryrun = true submits no job; remove it, and use `nightbridge render` to see what would start"
-    if run.args.get("list_config_variants"):
-        yield "cmd_args.list_config_variants = true prompts for input; remove it, and name one with config_variant"
-
-
-@rule("recipe-steps", _SUBMISSION, cmd_args("max_steps use_recipes"))
-def _steps(run: RuleContext) -> Iterator[str]:
-    """A library recipe trains for its own number of steps, usually days."""
-    if run.test.max_steps is None and run.args.get("use_recipes"):
-        yield "cmd_args.use_recipes = true needs max_steps: the library recipe would train to its own end; write it"
-
-
-@rule("qwen3-tokenizer", _SUBMISSION, cmd_args("model_family_name model_recipe_name task offline"), first=V0_4_0)
-def _tokenizer(run: RuleContext) -> Iterator[str]:
-    """For these recipes the launcher wants a token on its command line, where every user of the host sees it."""
-    names = (run.args.get("model_family_name"), run.args.get("model_recipe_name"))
-    recipes = {("qwen3", "qwen3_30b_a3b"), ("qwen3", "qwen3_235b_a22b")}
-    if names in recipes and run.args.get("task", "pretrain") == "pretrain" and not run.args.get("offline"):
-        yield (
-            f"the launcher refuses {names[1]} of family qwen3 without a token on its command line, where "
-            "nightbridge puts none; write offline = true and fill the Hugging Face cache, or use family qwen"
-        )
-
 
 _NIGHTS = "nightbridge: what a night stores and compares"
 

@@ -33,6 +33,7 @@ from nightbridge.rules import (
     hetero,
     launcher,
     megatron_core,
+    required,
     site_rules,
 )
 from nightbridge.rules.rule import OLDEST, Need, Rule, RuleContext, names, rules_in, violations_of, with_places
@@ -49,14 +50,14 @@ from nightbridge.rules.sweeps import (
 
 RunRules = tuple[Rule[RuleContext], ...]
 
-RULES: RunRules = rules_in(megatron_core, site_rules, launcher)
+RULES: RunRules = rules_in(required, megatron_core, site_rules, launcher)
 """The rules of the normal profile."""
 
 CLOUDAI_RULES: RunRules = rules_in(cloudai)
 
 PROFILES: Mapping[Compat, RunRules] = {
     "none": RULES,
-    "cloudai": (*CLOUDAI_RULES, *rules_in(site_rules, launcher)),
+    "cloudai": (*rules_in(required), *CLOUDAI_RULES, *rules_in(site_rules, launcher)),
 }
 """What a test's `compat` makes of sizes and CUDA graphs: our corrected rules, or CloudAI's own constraints.
 

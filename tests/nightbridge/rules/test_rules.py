@@ -46,6 +46,12 @@ def test_a_sound_test_breaks_no_rule() -> None:
     assert check_test(make_test(), ROOMY) == ()
 
 
+def test_what_the_launcher_does_not_start_without_is_named_first() -> None:
+    test = make_test({"gpu_type": None, "tp": 3, "num_gpus": 16})
+
+    assert list(broken(test))[:2] == ["required-fields", "gpus-divide"]
+
+
 def test_rules_have_ids_of_their_own_and_name_fields_that_exist() -> None:
     assert len({rule.id for rule in RULES}) == len(RULES)
     tables = {
