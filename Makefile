@@ -79,7 +79,7 @@ check: lint
 
 test: lint
 	$(BIN)/python tests/real/packages.py
-	NIGHTBRIDGE_SEEDS=$(SEEDS) NIGHTBRIDGE_TEST_MINUTES=$(TEST_MINUTES) $(BIN)/pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder --reruns 1
+	NIGHTBRIDGE_SEEDS=$(SEEDS) NIGHTBRIDGE_TEST_MINUTES=$(TEST_MINUTES) $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --reruns 1
 
 # The theme's own advertisement would be a warning among ours.
 docs: install
