@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import Field
 
 from nightbridge.launch.flags import Version, version_for_pin
+from nightbridge.launch.syntax import syntax_tree
 from nightbridge.models import Model
 
 CONTAINER = "megatron.bridge.training.config:ConfigContainer"
@@ -174,7 +175,7 @@ class ConfigSchema(Model):
             if definition.members:
                 return isinstance(value, str) and value.rsplit(".", 1)[-1] in definition.members
             return isinstance(value, dict)
-        return _FITS[kind](value) if kind in _FITS else bool(ast.literal_eval(kind) == value)
+        return _FITS[kind](value) if kind in _FITS else bool(ast.literal_eval(syntax_tree(kind, "eval")) == value)
 
     def _wrong_type(self, path: str, types: tuple[str, ...], text: object) -> str:
         wanted = [

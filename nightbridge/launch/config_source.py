@@ -16,6 +16,7 @@ from pathlib import Path
 
 from nightbridge.launch.config_schema import ANY, CONTAINER, ConfigClass, ConfigSchema, released_schema
 from nightbridge.launch.flags import Version
+from nightbridge.launch.syntax import syntax_tree
 
 _CONTAINER_MODULE, _CONTAINER_NAME = CONTAINER.split(":")
 _SOURCE = Path("src")
@@ -47,7 +48,7 @@ class Module:
         self.imports: dict[str, tuple[str, str]] = {}
         self.stars: list[str] = []
         self.aliases: dict[str, ast.expr] = {}
-        for statement in _statements(ast.parse(path.read_text(encoding="utf-8", errors="replace")).body):
+        for statement in _statements(syntax_tree(path.read_text(encoding="utf-8", errors="replace")).body):
             self.read(statement)
 
     def read(self, statement: ast.stmt) -> None:
@@ -211,7 +212,7 @@ class ClassReader:
             yield "None" if node.value is None else ANY
             return
         try:
-            expression = ast.parse(node.value, mode="eval").body
+            expression = syntax_tree(node.value, "eval").body
         except SyntaxError:
             yield ANY
         else:

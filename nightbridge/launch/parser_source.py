@@ -19,6 +19,7 @@ from typing import Any, Literal
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.config_source import ClassReader, Module, default_is, fields_of, keywords_of
 from nightbridge.launch.flags import Choices
+from nightbridge.launch.syntax import syntax_tree
 from nightbridge.models import Model, TestDefinition
 
 LAUNCHER = Path("scripts/performance/setup_experiment.py")
@@ -60,7 +61,7 @@ def passes_every_image_on(checkout: Path, launcher: Path = LAUNCHER) -> bool:
     """
     sources = (checkout / launcher, checkout / launcher.with_name("utils") / "executors.py")
     try:
-        modules = [ast.parse(path.read_text(encoding="utf-8")) for path in sources if path.exists()]
+        modules = [syntax_tree(path.read_text(encoding="utf-8")) for path in sources if path.exists()]
     except (OSError, SyntaxError, ValueError):
         return False
     nodes = [node for module in modules for node in ast.walk(module)]
@@ -77,7 +78,7 @@ def flags_in(path: Path) -> dict[str, Choices]:
         InvalidInput: It is not Python.
     """
     try:
-        module = ast.parse(path.read_text(encoding="utf-8"))
+        module = syntax_tree(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError) as error:
         raise InvalidInput(f"cannot read the launcher's parser: {error}", subject=str(path)) from error
     constants = _constants(module)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nightbridge.errors import InvalidInput
+from nightbridge.launch.syntax import syntax_tree
 
 _ASSIGNMENT = re.compile(r"\s*(?P<export>export\s+)?(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)", re.DOTALL)
 _ELEMENTS = re.compile(r'"?\$\{(?P<name>[A-Za-z_]\w*)\[[@*]\]\}"?|"?\$[@*]"?')
@@ -146,7 +147,7 @@ class _Script:
             raise ValueError(ast.unparse(node))
 
         try:
-            return of(ast.parse(self._expanded(text, number).strip(), mode="eval").body)
+            return of(syntax_tree(self._expanded(text, number).strip(), "eval").body)
         except (SyntaxError, ValueError, ZeroDivisionError) as error:
             raise self._error(f"$(({text})) cannot be determined: {error}", number) from error
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nightbridge.launch.flags import Version, version_for_pin
+from nightbridge.launch.syntax import syntax_tree
 from nightbridge.models import Model
 
 _PRESETS = Path("scripts/performance/configs")
@@ -103,7 +104,7 @@ def shipped_configurations(checkout: Path) -> Iterator[ShippedConfiguration]:
 
 def _presets(path: Path, shown: Path) -> Iterator[ShippedConfiguration]:
     known: dict[str, dict[str, Any]] = {}
-    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+    for statement in syntax_tree(path.read_text(encoding="utf-8")).body:
         if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
             continue
         values = _preset(statement.value, known)
@@ -130,7 +131,7 @@ def _preset(value: ast.expr, known: Mapping[str, dict[str, Any]]) -> dict[str, A
 
 def _recipes(path: Path, shown: Path) -> Iterator[ShippedConfiguration]:
     known: dict[str, dict[str, Any]] = {}
-    for function in ast.parse(path.read_text(encoding="utf-8")).body:
+    for function in syntax_tree(path.read_text(encoding="utf-8")).body:
         match = _RECIPE.fullmatch(function.name) if isinstance(function, ast.FunctionDef) else None
         if not isinstance(function, ast.FunctionDef) or match is None:
             continue
