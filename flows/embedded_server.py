@@ -25,6 +25,7 @@ from prefect.settings import (
 
 _SCRIPT = Path(__file__).with_name("server_process.py")
 _LOOK_AGAIN = 0.1
+_NO_KEY = -1
 # No secret of the site or of a test, whatever its variable is called.
 _KEPT_VARIABLES = re.compile(r"PATH|HOME|USER|TMPDIR|TZ|LANG|LD_LIBRARY_PATH|(?:LC|XDG|PREFECT)_\w+")
 _ENVIRONMENT = {
@@ -50,6 +51,8 @@ class EmbeddedServer(SubprocessASGIServer):
     one that is made is that object, so making one of these is enough; one that is already running stays.
     """
 
+    _process_ends = False
+
     def start(self, timeout: int | None = None) -> None:
         """Start the server and wait until it answers; nothing happens when it is running.
 
@@ -57,11 +60,14 @@ class EmbeddedServer(SubprocessASGIServer):
             timeout: Seconds to wait; Prefect's setting when unset.
 
         Raises:
-            RuntimeError: It did not answer in time, or ended. Prefect's own callers expect this type.
+            RuntimeError: It did not answer in time, or ended, or this process ends. Prefect's own callers expect this
+                type.
         """
+        if self._process_ends:
+            raise RuntimeError("the process is ending")
         if self.running:
             return
-        atexit.register(self.stop)
+        atexit.register(self._stop_for_good)
         try:
             self.server_process = self._run_uvicorn_command()
             self._wait_until_healthy(timeout or PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value())
@@ -69,6 +75,15 @@ class EmbeddedServer(SubprocessASGIServer):
             self.stop()
             raise
         self.running = True
+
+    def _stop_for_good(self) -> None:
+        """Stop it, and stay the object that Prefect keeps.
+
+        A thread that is left behind would have Prefect make another one, of its own kind, which outlives this process.
+        """
+        self._process_ends = True
+        self._instance_key = _NO_KEY  # under which `stop` finds nothing to forget
+        self.stop()
 
     def _run_uvicorn_command(self) -> "subprocess.Popen[Any]":
         # Bound here: a port that was free when somebody looked may be another server's by now, which would answer, too.

@@ -32,6 +32,22 @@ time.sleep(600)
 """
 
 
+ASKS_AT_ITS_END = """
+import atexit
+from prefect.client.orchestration import get_client
+from nightbridge.flows.server import reach_server
+
+def ask():
+    try:
+        get_client(sync_client=True)
+    except RuntimeError as error:
+        print(error, flush=True)
+
+atexit.register(ask)  # comes after what is registered later
+reach_server()
+"""
+
+
 @pytest.fixture(autouse=True)
 def _no_server_of_others() -> Iterator[None]:
     SubprocessASGIServer().stop()  # there is one for the whole process
@@ -93,6 +109,14 @@ def test_it_ends_with_a_process_that_is_killed_while_it_starts(environment: dict
     process.wait()
 
     wait_until(lambda: not alive(server), MOMENT)
+
+
+def test_a_thread_that_is_left_behind_starts_no_other_one_as_the_process_ends(environment: dict[str, str]) -> None:
+    process = start(ASKS_AT_ITS_END, environment)
+
+    said, _ = process.communicate(timeout=300)
+
+    assert said == "the process is ending\n"
 
 
 def test_prefect_uses_it_wherever_it_needs_one() -> None:
