@@ -7,7 +7,7 @@ their difference is the code's. Pairs alternate which arm comes first (ABBA), so
 The differences of the last nights are weighed by a sequential test (Page's CUSUM of the log-likelihood ratio, Page
 1954): how much likelier they are if the new point is worse by the smallest change that counts than if it is as good.
 Three ends: at `PROOF` the regression is proven; where tonight's pairs are `CLEAR`, what was seen is the cluster's;
-otherwise another pair is wanted, up to `MOST_TIMES` as many as the test's policy begins with, `LONGER` times that where
+otherwise another pair is wanted, up to `MAX_TIMES` as many as the test's policy begins with, `LONGER` times that where
 they speak for a regression, and the next night continues where this one ended. Of a metric that is no average, such as
 the 95th percentile, the likelihood is that of being out of the band at all: a share of all runs is, whatever the code,
 and a regression is in nearly all of them.
@@ -41,7 +41,7 @@ CLEAR = 1.5
 OPEN = 2.0
 """What earlier nights left that is above this is gone on with, whatever tonight's run says."""
 
-MOST_TIMES = 8
+MAX_TIMES = 8
 """Pairs of a night at most, as a multiple of those that it begins with."""
 
 LONGER = 3
@@ -59,7 +59,7 @@ SIZES = {1: 0.8, 2: 0.1, 4: 0.1}
 MIN_SPREAD = 0.2
 """Least noise of a run that is assumed, as a share of the change looked for: a quiet history proves little."""
 
-MOST_SIGMAS = 5.0
+MAX_SIGMAS = 5.0
 """A difference that is farther out counts as this many of its standard deviations: one accident is no proof."""
 
 SHOWN = 0.95
@@ -308,7 +308,7 @@ def rule(metric: Metric, gate: GatePolicy, nights: Sequence[Night], seen: Seen) 
 
 def most_pairs(gate: GatePolicy, longer: bool = True) -> int:
     """How many pairs of the two points a night has at most. `longer`: where they speak for a regression."""
-    times = MOST_TIMES * LONGER if longer else MOST_TIMES
+    times = MAX_TIMES * LONGER if longer else MAX_TIMES
     return times * gate.pairs if gate.max_runs is None else gate.max_runs // 2
 
 
@@ -373,7 +373,7 @@ def said(metric: Metric, control: str, ruling: Ruling, seen: Seen) -> str:
 
 def _gain(difference: float, spread: float, change: float) -> float:
     """Log-likelihood ratio of one pair: of a regression by `change` against none, Gaussian."""
-    believed = min(max(difference, -MOST_SIGMAS * spread), MOST_SIGMAS * spread)
+    believed = min(max(difference, -MAX_SIGMAS * spread), MAX_SIGMAS * spread)
     return change * (believed - change / 2) / spread**2
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import Field
 
 from nightbridge.errors import InvalidInput
-from nightbridge.gate.control import CLEAR, MOST_TIMES, OPEN, PROOF, arm_of, change_looked_for, weigh
+from nightbridge.gate.control import CLEAR, MAX_TIMES, OPEN, PROOF, arm_of, change_looked_for, weigh
 from nightbridge.history.metrics import format_change, format_count, format_value, measured
 from nightbridge.history.nightly_values import BROKEN, nights_of, noise_of_runs
 from nightbridge.history.rows import HistoryRow, gpu_hours
@@ -201,7 +201,7 @@ def goes_on(trial: Trial, gate: GatePolicy, most_pairs: int | None = None) -> bo
     started = len(trial.arms) // 2
     if started < min(least, most_pairs or least):
         return True
-    if started >= (most_pairs or MOST_TIMES * least) or trial.answer in ("fails", "control fails", "worse"):
+    if started >= (most_pairs or MAX_TIMES * least) or trial.answer in ("fails", "control fails", "worse"):
         return False
     by_name = {finding.metric: finding for finding in trial.findings}
     speed = by_name.get("step_time")

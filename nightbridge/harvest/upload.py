@@ -29,7 +29,7 @@ from nightbridge.store.transfers import FILES, WORKERS, Meter, Progress, in_para
 TEXT_KINDS = frozenset({"log", "config", "summary"})
 """Kinds whose secrets are masked in the copy that is sent. Every other kind is sent as it is or not at all."""
 
-MOST_EVENTS = 256 << 20
+MAX_EVENTS = 256 << 20
 """Bytes of an event file, of which more are stored only as far as its records are whole: a file with a hole of
 gigabytes costs its writer nothing, and the store all of it."""
 
@@ -200,7 +200,7 @@ class _Sender:
             stamp = chosen.stamp(number)
             if file.kind in TEXT_KINDS:
                 return self._send_masked(number, file, stamp)
-            huge = file.kind == "tensorboard" and stamp.size > MOST_EVENTS
+            huge = file.kind == "tensorboard" and stamp.size > MAX_EVENTS
             if huge and (length := _sound_length(file)) < stamp.size:
                 return self._send_sound_records(number, file, stamp, length, "damaged")
             source = FileSource(Path(file.source), stamp, self._secrets, file.below, file.extents)

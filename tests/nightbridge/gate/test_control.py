@@ -8,7 +8,7 @@ import pytest
 
 from nightbridge.gate.control import (
     LONGER,
-    MOST_TIMES,
+    MAX_TIMES,
     arm_of,
     arm_run,
     control_point,
@@ -85,7 +85,7 @@ def test_what_earlier_nights_left_proves_nothing_where_tonights_pairs_speak_agai
 
 @pytest.mark.parametrize(
     ("strays", "pairs", "is_worse"),
-    [(1 / 62, 2, False), (1 / 62, 3, True), (0.1, 4, False), (0.1, 5, True), (0.3, MOST_TIMES, False)],
+    [(1 / 62, 2, False), (1 / 62, 3, True), (0.1, 4, False), (0.1, 5, True), (0.3, MAX_TIMES, False)],
 )
 def test_of_a_metric_that_strays_by_itself_as_many_pairs_are_needed_as_its_strays_demand(
     strays: float, pairs: int, is_worse: bool
@@ -265,7 +265,7 @@ def test_a_cluster_that_moved_does_not_hide_a_regression() -> None:
 
 
 def test_pairs_that_leave_it_open_get_more_and_then_the_next_night() -> None:
-    first, last = judged(1.06, (1.0085, 1.0)), judged(1.06, *[(1.0075, 1.0)] * MOST_TIMES)
+    first, last = judged(1.06, (1.0085, 1.0)), judged(1.06, *[(1.0075, 1.0)] * MAX_TIMES)
 
     assert first.reruns == 4
     assert (last.status, last.reruns) == (VerdictStatus.PASSED, 0)
@@ -275,14 +275,14 @@ def test_pairs_that_leave_it_open_get_more_and_then_the_next_night() -> None:
 def test_pairs_that_speak_for_a_regression_go_on_beyond_those_of_other_nights_unless_runs_are_limited() -> None:
     slower, undecided = [(1.008, 1.0)], [(1.0077, 1.0)]
 
-    assert judged(1.06, *slower * MOST_TIMES).reruns == 2 * (MOST_TIMES + 1)
-    assert judged(1.06, *slower * MOST_TIMES * LONGER).reruns == 0
-    assert judged(1.06, *slower * MOST_TIMES, max_runs=2 * MOST_TIMES).reruns == 0
-    assert judged(1.06, *undecided * MOST_TIMES).reruns == 0
+    assert judged(1.06, *slower * MAX_TIMES).reruns == 2 * (MAX_TIMES + 1)
+    assert judged(1.06, *slower * MAX_TIMES * LONGER).reruns == 0
+    assert judged(1.06, *slower * MAX_TIMES, max_runs=2 * MAX_TIMES).reruns == 0
+    assert judged(1.06, *undecided * MAX_TIMES).reruns == 0
 
 
 def test_the_most_pairs_of_a_night_are_those_of_its_policy_or_what_its_runs_allow() -> None:
-    assert most_pairs(GatePolicy(pairs=2)) == 2 * LONGER * MOST_TIMES
+    assert most_pairs(GatePolicy(pairs=2)) == 2 * LONGER * MAX_TIMES
     assert most_pairs(GatePolicy(max_runs=100)) == 50
 
 

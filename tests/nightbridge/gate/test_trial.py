@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.gate.control import MOST_TIMES, arm_of
+from nightbridge.gate.control import MAX_TIMES, arm_of
 from nightbridge.gate.trial import (
     Change,
     Trial,
@@ -54,7 +54,7 @@ def arms(pairs: Sequence[tuple[float | VerdictStatus, float | VerdictStatus]]) -
         ([(1.0, 1.0)] * 4, "as good", False),
         ([(1.1, 1.0)] * 4, "worse", False),
         ([(0.9, 1.0)] * 4, "better", False),
-        ([(1.008, 1.0)] * MOST_TIMES, "open", False),
+        ([(1.008, 1.0)] * MAX_TIMES, "open", False),
         ([(FAILED, 1.0)], "open", True),
         ([(FAILED, 1.0)] * 2, "fails", False),
         ([(INVALID, 1.0)], "fails", False),
