@@ -54,7 +54,7 @@ def plan_attribution(test_id: str, request: AttributionRequest, site: Site) -> A
 
 
 def find_plan(test_id: str, request: AttributionRequest, site: Site) -> AttributionPlan:
-    """What a request would cost, or that it was answered. Nothing is written."""
+    """The plan of a request: a new one, or that of an earlier search for the same change. Nothing is written."""
     store = store_of(site)
     rows = rows_until(find_rows(store, test_id, site.cluster.name), request.until)
     shift = find_change(rows, partial(verdict_of, store), request)

@@ -85,8 +85,8 @@ class AttributionResult(StoredModel):
 
 def run_of(plan: AttributionPlan, planned: PlannedRun, verdict: Verdict, record: RunRecord | None) -> ExchangeRun:
     """What the run of a design measured, by its verdict and, where it was harvested, its record."""
-    said = measured_by(plan, verdict, record)
-    return ExchangeRun(number=planned.number, design=planned.design, prefix=verdict.prefix, **said)
+    fields = measured_by(plan, verdict, record)
+    return ExchangeRun(number=planned.number, design=planned.design, prefix=verdict.prefix, **fields)
 
 
 def stored_runs(

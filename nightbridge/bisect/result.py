@@ -288,7 +288,7 @@ def _disagreements(result: BisectResult) -> Iterable[str]:
 
 
 def measured_by(question: Question, verdict: Verdict, record: RunRecord | None) -> dict[str, Any]:
-    """The fields of an `SearchRun` but its number, by the run's verdict and, where it was harvested, its record."""
+    """The fields of a `SearchRun` but its number, by the run's verdict and, where it was harvested, its record."""
     return {
         "run_key": verdict.run_key,
         "status": verdict.status,

@@ -239,10 +239,10 @@ def test_what_is_set_in_below_an_exception_belongs_to_it() -> None:
 
 
 def test_a_folder_that_is_not_there_is_no_cause_where_slurm_takes_another() -> None:
-    refused = "slurmstepd: error: execve(): /work/run.sh: Permission denied"
+    refused = "slurmstepd: error: execve(): /shared/run.sh: Permission denied"
 
     assert best_of(
-        "slurmstepd: error: couldn't chdir to `/work': No such file or directory: going to /tmp instead", refused
+        "slurmstepd: error: couldn't chdir to `/shared': No such file or directory: going to /tmp instead", refused
     ) == (refused)
 
 
