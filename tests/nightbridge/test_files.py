@@ -409,7 +409,7 @@ OTHERS = [
     "slurm/warm_launchers.py: open",  # /dev/null
     "store/directory.py: open",  # an object, which is whole
     "store/directory.py: read_bytes",
-    "store/s3_bulk.py: read_bytes",  # the site's certificate
+    "store/s3.py: read_bytes",  # the site's certificate
 ]
 READING = {"read_text", "read_bytes", "open", "fdopen", "file_digest", "fromfile", "memmap", "loadtxt", "read_csv"}
 
