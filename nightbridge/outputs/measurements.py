@@ -29,8 +29,14 @@ from nightbridge.outputs.event_files import metrics_parquet
 from nightbridge.outputs.experiment import RunOutput, RunToRead, read_facts, read_run
 from nightbridge.outputs.logs import latest_steps
 from nightbridge.outputs.reader_process import read_in_child
-from nightbridge.outputs.training_report import training_report
-from nightbridge.outputs.what_ran import BATCH_SIZE_TAG, WORLD_SIZE_TAG, dumped, model_flops, what_ran
+from nightbridge.outputs.what_ran import (
+    BATCH_SIZE_TAG,
+    WORLD_SIZE_TAG,
+    dumped,
+    model_flops,
+    training_report,
+    what_ran,
+)
 from nightbridge.slurm.attempt_files import unreadable_numbers
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""CloudAI's training_report.json."""
+"""What really ran: CloudAI's training_report.json."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from nightbridge.launch.config_container import ConfigContainer
 from nightbridge.models import GatePolicy
 from nightbridge.outputs.experiment import read_run
 from nightbridge.outputs.measurements import measure
-from nightbridge.outputs.training_report import training_report
+from nightbridge.outputs.what_ran import training_report
 from tests.builders import make_test
 from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder
 
