@@ -17,7 +17,7 @@ Nodes and cluster are common to the two arms of a pair, which run one after the 
 noise is not. What a run measures besides its steps is modelled: start-up and checkpoint 12 % log-normal, first step and
 warm-up 5 %, grad norm 5 %, loss 0.1 %, memory 0.05 % from run to run.
 
-An alarm is a verdict that is not green and is news (`gate.news`); unstable ones are counted apart. Printed are alarms
+An alarm is a verdict that is not green and is news (`gate.trend`); unstable ones are counted apart. Printed are alarms
 for each series and year, after night 60 and before it, which metrics raised them, how many series were ever called
 unstable, runs a night, and of planted changes the share found and the night in which half of them were, of all tests
 and of those whose single runs scatter by less than 2 %. Whether a series has two speeds is told by the density of

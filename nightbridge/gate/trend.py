@@ -3,6 +3,8 @@
 The nights' values are those of `nightly_values`, without what control arms and nodes explain where changes are
 searched. Of a metric with several statistics, such as the median of the step times and their 5th percentile, the
 steadiest one is taken. Users' decisions about a change (`decisions`) are shown with it.
+
+The nights before also tell what of a verdict is news: a fault that stands since a week is none, its end is.
 """
 
 import itertools
@@ -16,7 +18,16 @@ from nightbridge.gate.decisions import Decision, decision_on, is_accepted
 from nightbridge.history.metrics import format_change, format_count, format_value, hardly_moved
 from nightbridge.history.nightly_values import Night, adjusted, night_values, nights_of, values_of
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import ListedCommit, MetricName, Model, RepositoryChange, VerdictStatus
+from nightbridge.models import (
+    EXIT_CODES,
+    ListedCommit,
+    MetricName,
+    Model,
+    News,
+    RepositoryChange,
+    Verdict,
+    VerdictStatus,
+)
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, METRICS, Metric
 
 if TYPE_CHECKING:
@@ -26,6 +37,12 @@ if TYPE_CHECKING:
 
 CERTAINLY_BACK = 3.0
 """A night this many standard deviations on the good side of the worse level is taken to be back."""
+
+WITHOUT_RESULT = frozenset({VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE, VerdictStatus.INVALID, None})
+"""Nights with these verdicts say nothing about the test: what stood before them stands after them."""
+
+MODES_TAKE_TURNS = 15
+"""A test that was unstable in so many nights is so still: a fast night in between says nothing else."""
 
 MAX_NIGHTS_SHOWN = 28
 MAX_FURTHER_SHOWN = 7
@@ -112,6 +129,37 @@ def is_back(metric: Metric, ongoing: NewLevel, value: float, noise: float) -> bo
     gained = ongoing.after - value if metric.lower_is_better else value - ongoing.after
     half = abs(ongoing.after - ongoing.before) / 2
     return gained > max(half, CERTAINLY_BACK * noise * abs(ongoing.after))
+
+
+class Standing(NamedTuple):
+    """What is news about tonight, and the first night of what stands; empty where nothing does."""
+
+    news: News
+    since: str
+
+
+def standing(verdict: Verdict, past: Sequence[Night]) -> Standing:
+    """Whether it is new, worse, better or over, or stands. `past`: the nights before, oldest first, judged."""
+    judged = [night.own for night in past if night.own.verdict not in WITHOUT_RESULT]
+    before = judged[-1].verdict if judged else None
+    if not EXIT_CODES[verdict.status]:
+        if before and EXIT_CODES[before]:
+            return Standing("over", "")
+        better = verdict.status is VerdictStatus.IMPROVED and before is not VerdictStatus.IMPROVED
+        return Standing("better" if better else "", "")
+    if verdict.status is VerdictStatus.UNSTABLE:
+        unstable = [row.night for row in judged[-MODES_TAKE_TURNS:] if row.verdict is verdict.status]
+        return Standing("standing", unstable[0]) if unstable else Standing("new", verdict.night)
+    if verdict.status in WITHOUT_RESULT or verdict.status is not before:
+        return Standing("new", verdict.night)
+    streak = next((index for index, row in enumerate(reversed(judged)) if row.verdict is not before), len(judged))
+    known = judged[-1].worse
+    worse = any(
+        item.metric not in known or abs(item.change or 0.0) > abs(known[item.metric]) + item.threshold
+        for item in verdict.comparisons
+        if item.status == "regressed"
+    )
+    return Standing("worse" if worse else "standing", judged[-streak].night)
 
 
 def trends(rows: Sequence[HistoryRow], decisions: Sequence[Decision] = ()) -> tuple[Trend, ...]:

@@ -28,10 +28,10 @@ from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.gate.comparison import MetricResult, compare_metric, compare_with_band
 from nightbridge.gate.control import control_point, pairs_of
 from nightbridge.gate.decisions import in_force
-from nightbridge.gate.news import standing
 from nightbridge.gate.nodes import Placement, levels_held, place_pairs, suspects_among, unchanged_since
 from nightbridge.gate.plausibility import implausible
 from nightbridge.gate.tonight import Evidence, Tonight, slow_mode
+from nightbridge.gate.trend import standing
 from nightbridge.history.metrics import format_change, format_count, format_percent, is_required, measured
 from nightbridge.history.nightly_values import (
     Night,
