@@ -25,9 +25,9 @@ from nightbridge.bisect.result import NOTHING_SAID, TRIES, BisectResult, SearchR
 from nightbridge.bisect.search import Failure
 from nightbridge.errors import InvalidInput
 from nightbridge.harvest.manifest import load_record
-from nightbridge.history.metrics import format_count, format_percent, format_value
 from nightbridge.models import RunRecord, StoredModel, Verdict
 from nightbridge.nights.records import read_verdict
+from nightbridge.numbers import format_count, format_percent, format_value
 from nightbridge.store.protocol import ObjectStore, read_stored
 
 Stop = Literal["", "runs", "budget"]

@@ -10,10 +10,10 @@ from nightbridge.bisect.plan import RUNS_OF_A_POINT, BisectPlan, point_run
 from nightbridge.bisect.search import Answer, Failure, Measured
 from nightbridge.bisect.shift import Question, failure_of, metric_named
 from nightbridge.harvest.manifest import load_record
-from nightbridge.history.metrics import format_change, format_count, format_value, measured, other_losses
 from nightbridge.history.nightly_values import BROKEN
-from nightbridge.history.rows import gpu_hours
+from nightbridge.history.rows import gpu_hours, measured, other_losses
 from nightbridge.models import Model, RunRecord, StoredModel, Verdict, VerdictStatus
+from nightbridge.numbers import format_change, format_count, format_value
 from nightbridge.store.protocol import ObjectStore, read_stored
 
 # No evidence about the commit: the point is run again.

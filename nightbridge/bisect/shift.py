@@ -11,9 +11,15 @@ from pydantic import Field
 from nightbridge.bisect.search import BisectPolicy, Failure, Levels
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.trend import trends
-from nightbridge.history.metrics import COMPLETE_OUTCOMES, comparable_digest, hardly_moved, measured, other_losses
 from nightbridge.history.nightly_values import BROKEN, Night, nights_of
-from nightbridge.history.rows import HistoryRow
+from nightbridge.history.rows import (
+    COMPLETE_OUTCOMES,
+    HistoryRow,
+    comparable_digest,
+    hardly_moved,
+    measured,
+    other_losses,
+)
 from nightbridge.models import GOOD_VERDICTS, Model, NightId, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
 

@@ -282,7 +282,7 @@ class RunTable(logging.Handler):
 
 def _steps_in(text: str) -> str:
     """How far a training is, by the lines of its log; empty where none of them is a step's."""
-    from nightbridge.history.metrics import format_value
+    from nightbridge.numbers import format_value
     from nightbridge.outputs.logs import parse_steps
 
     if not (steps := parse_steps(text)):

@@ -32,17 +32,11 @@ from nightbridge.gate.decisions import in_force, is_accepted, passed_by_ended
 from nightbridge.gate.nodes import MIN_NIGHTS
 from nightbridge.gate.tonight import MetricSeries, Tonight, ratio
 from nightbridge.gate.trend import NewLevel, is_back, lasting_improvement, ongoing_regression
-from nightbridge.history.metrics import (
-    beyond_limits,
-    format_change,
-    format_percent,
-    format_value,
-    is_required,
-    measured,
-)
-from nightbridge.history.nightly_values import Band, band_of, noise_of_runs, strays_of
+from nightbridge.history.nightly_values import Band, band_of, beyond_limits, is_required, noise_of_runs, strays_of
+from nightbridge.history.rows import measured
 from nightbridge.models import Comparison, ComparisonStatus, GatePolicy, VerdictStatus
 from nightbridge.models.metrics import Metric
+from nightbridge.numbers import format_change, format_percent, format_value
 
 if TYPE_CHECKING:
     from nightbridge.history.changepoints import ChangePoint

@@ -23,12 +23,12 @@ from typing import Literal, NamedTuple
 
 from nightbridge.gate.decisions import Decision, level_start
 from nightbridge.gate.trend import CERTAINLY_BACK
-from nightbridge.history.metrics import format_change, format_count, format_percent, format_value
 from nightbridge.history.nightly_values import Night, run_value, values_of
 from nightbridge.history.reading import is_good
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import Arm, GatePolicy, GitRepo, HarvestPolicy, PinnedRepository, RunRecord, RunSpec
 from nightbridge.models.metrics import METRICS, Metric
+from nightbridge.numbers import format_change, format_count, format_percent, format_value
 
 PROOF = 10.0
 """Least log-likelihood ratio that proves a regression: chance reaches it once in 22,000 pairs at most (Lorden 1971)."""

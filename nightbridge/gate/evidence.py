@@ -38,10 +38,9 @@ from nightbridge.goldens.goldens import (
 )
 from nightbridge.goldens.parity import MAX_CALIBRATION_RUNS, calibrated, compare_curves, curve_of, follow
 from nightbridge.harvest.manifest import METRICS, committed_attempts, load_record, load_scalars
-from nightbridge.history.metrics import COMPLETE_OUTCOMES
 from nightbridge.history.nightly_values import changed_topology, good_runs_before, repeats_of
 from nightbridge.history.reading import find_series, is_good, read_history, read_recent
-from nightbridge.history.rows import HistoryRow, row_of
+from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, row_of
 from nightbridge.models import Limits, MetricName, ReferenceResult, RunRecord, Summary
 from nightbridge.store.protocol import ObjectStore
 

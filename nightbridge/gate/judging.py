@@ -10,10 +10,10 @@ from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.verdict import compare
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.history_store import put_row
-from nightbridge.history.metrics import format_count
 from nightbridge.history.reading import read_history, read_recent
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import EXIT_CODES, GOOD_VERDICTS, RunRecord, Verdict
+from nightbridge.numbers import format_count
 from nightbridge.store.protocol import ObjectStore, read_stored
 
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from nightbridge.gate.control import Agreement
-from nightbridge.history.metrics import comparable_digest, format_count, other_losses
 from nightbridge.history.nightly_values import arms_of, nights_of, repeats_of
-from nightbridge.history.rows import HistoryRow
+from nightbridge.history.rows import HistoryRow, comparable_digest, other_losses
+from nightbridge.numbers import format_count
 
 if TYPE_CHECKING:
     from nightbridge.goldens.parity import Curve

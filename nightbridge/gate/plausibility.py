@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from nightbridge.history.metrics import format_count, format_value
 from nightbridge.launch.resources import num_gpus
 from nightbridge.models import RunRecord, TestDefinition
+from nightbridge.numbers import format_count, format_value
 
 Scalar = float | str
 

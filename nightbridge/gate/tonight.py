@@ -10,7 +10,6 @@ from typing import NamedTuple
 from nightbridge.gate.control import PROOF
 from nightbridge.gate.decisions import Decision, is_left_out
 from nightbridge.gate.numerics import Numerics
-from nightbridge.history.metrics import format_count, format_percent, format_value, measured
 from nightbridge.history.nightly_values import (
     Night,
     adjusted,
@@ -20,10 +19,11 @@ from nightbridge.history.nightly_values import (
     run_value,
     values_of,
 )
-from nightbridge.history.rows import HistoryRow
+from nightbridge.history.rows import HistoryRow, measured
 from nightbridge.models import GatePolicy, Limits, MetricName, RunRecord
 from nightbridge.models.metrics import METRIC_BY_NAME, METRICS, Metric
 from nightbridge.models.verdict import ReferenceResult
+from nightbridge.numbers import format_count, format_percent, format_value
 
 NEW_SHARE = 7
 """So many nights without a fast run are no longer the slow mode's usual share."""

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import Field
 
 from nightbridge.gate.decisions import Decision, decision_on, is_accepted
-from nightbridge.history.metrics import format_change, format_count, format_value, hardly_moved
 from nightbridge.history.nightly_values import Night, adjusted, night_values, nights_of, values_of
-from nightbridge.history.rows import HistoryRow
+from nightbridge.history.rows import HistoryRow, hardly_moved
 from nightbridge.models import (
     EXIT_CODES,
     ListedCommit,
@@ -29,6 +28,7 @@ from nightbridge.models import (
     VerdictStatus,
 )
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, METRICS, Metric
+from nightbridge.numbers import format_change, format_count, format_value
 
 if TYPE_CHECKING:
     from rich.table import Table

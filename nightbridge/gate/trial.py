@@ -16,9 +16,8 @@ from pydantic import Field
 
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.control import CLEAR, MAX_TIMES, OPEN, PROOF, arm_of, change_looked_for, weigh
-from nightbridge.history.metrics import format_change, format_count, format_value, measured
 from nightbridge.history.nightly_values import BROKEN, nights_of, noise_of_runs
-from nightbridge.history.rows import HistoryRow, gpu_hours
+from nightbridge.history.rows import HistoryRow, gpu_hours, measured
 from nightbridge.models import (
     Arm,
     GatePolicy,
@@ -32,6 +31,7 @@ from nightbridge.models import (
     VerdictStatus,
 )
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
+from nightbridge.numbers import format_change, format_count, format_value
 
 CORE_FOLDER = "3rdparty/Megatron-LM"
 """Where Megatron-Bridge has Megatron-Core."""

@@ -32,18 +32,18 @@ from nightbridge.gate.nodes import Placement, levels_held, place_pairs, suspects
 from nightbridge.gate.plausibility import implausible
 from nightbridge.gate.tonight import Evidence, Tonight, slow_mode
 from nightbridge.gate.trend import standing
-from nightbridge.history.metrics import format_change, format_count, format_percent, is_required, measured
 from nightbridge.history.nightly_values import (
     Night,
     arms_of,
     changed_topology,
     fixed_band,
     good_runs_before,
+    is_required,
     nights_of,
     repeats_of,
 )
 from nightbridge.history.reading import first_that_counts
-from nightbridge.history.rows import HistoryRow, gpu_hours, row_of
+from nightbridge.history.rows import HistoryRow, gpu_hours, measured, row_of
 from nightbridge.launch.resources import resumed_from
 from nightbridge.models import (
     EXIT_CODES,
@@ -61,6 +61,7 @@ from nightbridge.models import (
     make_run_key,
 )
 from nightbridge.models.metrics import COLUMNS, INVERSES, METRIC_BY_NAME, METRICS
+from nightbridge.numbers import format_change, format_count, format_percent
 
 # The verdict on a run whose job ended like this, whatever it measured, and how that is said. None: its numbers decide.
 OUTCOMES: dict[Outcome | None, tuple[VerdictStatus | None, str]] = {

@@ -26,10 +26,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from nightbridge.errors import InvalidInput
-from nightbridge.history.metrics import COMPLETE_OUTCOMES, measure_of, measured
 from nightbridge.history.reading import is_good
-from nightbridge.history.rows import HistoryRow
-from nightbridge.models import GatePolicy, Summary, VerdictStatus
+from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, measure_of, measured
+from nightbridge.models import GatePolicy, Limits, Summary, TestDefinition, VerdictStatus
 from nightbridge.models.metrics import Metric
 
 # A run with one of these verdicts has no numbers that stand for the test.
@@ -303,3 +302,18 @@ def _tail_of(metric: Metric, values: Sequence[float | None]) -> float:
 
     strays = sorted(stray if metric.lower_is_better else -stray for stray in deviations(values, 4, 4))
     return BEYOND_TAIL * strays[min(int(TAIL * len(strays)), len(strays) - 3)] if len(strays) >= FEW else 0.0
+
+
+def is_required(metric: Metric, test: TestDefinition, value: float | None, earlier: Sequence[float]) -> bool:
+    """Whether a run must have a metric, or has it: once an earlier run measured it, later ones have to."""
+    always = metric.always and (test.has_launcher or not metric.launcher_only)
+    return always or metric.name in test.gate.required or value is not None or bool(earlier)
+
+
+def beyond_limits(metric: Metric, value: float, limits: Limits) -> str:
+    """What a value breaks of its floor and ceiling, in words; empty when it keeps them. NaN keeps none."""
+    if limits.min is not None and not value >= limits.min:
+        return f"{metric.label} is below its floor of {limits.min:g} {metric.unit}".rstrip()
+    if limits.max is not None and not value <= limits.max:
+        return f"{metric.label} is above its ceiling of {limits.max:g} {metric.unit}".rstrip()
+    return ""

@@ -30,8 +30,7 @@ from nightbridge.history.history_store import (
     read_objects,
     write_generation,
 )
-from nightbridge.history.metrics import COMPLETE_OUTCOMES
-from nightbridge.history.rows import HistoryRow, row_of, table_of
+from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, row_of, table_of
 from nightbridge.launch.config_container import ConfigContainer, parse_container
 from nightbridge.models import GOOD_VERDICTS, RunRecord, RunSpec, StoredModel, Verdict, slug, utc_now
 from nightbridge.models.series import former_series_id, series_id

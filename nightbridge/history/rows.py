@@ -6,9 +6,11 @@ of their commits. What has names of its own (facts, sweep points) is JSON. See d
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
+from operator import attrgetter
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -27,6 +29,8 @@ from nightbridge.models import (
     Verdict,
     VerdictStatus,
 )
+from nightbridge.models.metrics import Metric
+from nightbridge.numbers import SMALLEST_SHOWN_CHANGE
 from nightbridge.sbatch_options import SBATCH, split_options
 
 if TYPE_CHECKING:
@@ -34,6 +38,11 @@ if TYPE_CHECKING:
 
 TIME = "time"
 """The column of the harvest's time, as a timestamp in UTC: the one that charts go by."""
+
+WARM_SHARE = 0.2
+"""Of a loss curve, the share of steps at the start that says little."""
+
+COMPLETE_OUTCOMES = frozenset({Outcome.SUCCEEDED, Outcome.TEARDOWN})
 
 _MIN, _MAX = -(1 << 63), (1 << 63) - 1
 
@@ -168,6 +177,59 @@ def _pin_of(repository: PinnedRepository) -> Pin:
 
 
 # --- rows as a table --------------------------------------------------------------------------------------------------
+
+
+def measured(metric: Metric, summary: Summary, field: str = "") -> float | None:
+    """The value, where it is one: present, finite, and positive where nothing else makes sense.
+
+    Args:
+        metric: The metric.
+        summary: What the run measured.
+        field: Another field that measures the same; empty for the metric's own.
+    """
+    return measure_of(metric, field)(summary)
+
+
+def measure_of(metric: Metric, field: str = "") -> Callable[[Summary], float | None]:
+    """What takes the value of a metric out of a summary, as `measured` does: for whoever reads a history's."""
+    read = curve_level if metric.name == "loss_curve" else attrgetter(field or metric.field)
+    least = 0.0 if metric.must_be_positive else -math.inf
+
+    def measure(summary: Summary) -> float | None:
+        value: float | None = read(summary)
+        return value if value is not None and least < value < math.inf else None
+
+    return measure
+
+
+def curve_level(summary: Summary) -> float | None:
+    """How high a loss curve lies: the mean of its anchors after the first fifth of the steps; None without any."""
+    losses = [loss for step, loss in summary.loss_anchors if step > WARM_SHARE * summary.steps_done]
+    return sum(losses) / len(losses) if losses else None
+
+
+def comparable_digest(summary: Summary) -> str:
+    """The digest of a run's losses; empty where it says nothing beside another run's.
+
+    So it is where some steps came from the log and some from TensorBoard, and where a restart computed steps again.
+    """
+    digest = summary.loss_digest or ""
+    return digest if _source(digest) in ("tensorboard", "log") and len(summary.lives) <= 1 else ""
+
+
+def other_losses(digest: str, summary: Summary) -> bool | None:
+    """Whether a run computed other losses than those of a digest, bit for bit; None where that is unknown."""
+    found = comparable_digest(summary)
+    return found != digest if found and _source(found) == _source(digest) else None
+
+
+def _source(digest: str) -> str:
+    return digest.partition(":")[0]
+
+
+def hardly_moved(metric: str, change: float) -> bool:
+    """Whether what regressed hardly moved: the loss curve of a deterministic test that computes something else."""
+    return metric == "loss_curve" and abs(change) < SMALLEST_SHOWN_CHANGE
 
 
 class _Column(NamedTuple):

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from nightbridge.errors import NightbridgeError, TransientError
-from nightbridge.history.metrics import format_value
 from nightbridge.models import EXIT_CODES, JobState, JobStatus, Model, Verdict, VerdictStatus, utc_now
 from nightbridge.nights.liveness import is_alive
 from nightbridge.nights.records import Night, NightStart, NightTest, read_verdict
+from nightbridge.numbers import format_value
 from nightbridge.slurm.attempt_files import Submission, read_submission, read_waiting
 from nightbridge.slurm.attempts import attempts_of
 from nightbridge.slurm.protocol import Cluster

@@ -17,7 +17,6 @@ from pydantic import Field
 
 from nightbridge import config
 from nightbridge.errors import InvalidInput, NightbridgeError, TransientError
-from nightbridge.history.metrics import format_count
 from nightbridge.models import EXIT_CODES, Model, Site, VerdictStatus, utc_now
 from nightbridge.nights.due import Cause, DueNight, Expected, Morning, due_nights, morning_of, recent_nights
 from nightbridge.nights.liveness import is_alive
@@ -25,6 +24,7 @@ from nightbridge.nights.prefect_api import PrefectServer, why_not_begun
 from nightbridge.nights.records import NightEnd, NightStart, NightTest, plan_path, read_plan
 from nightbridge.nights.status import RunPhase, RunStatus, run_statuses
 from nightbridge.notify import Notice
+from nightbridge.numbers import format_count
 from nightbridge.slurm.attempt_files import read_refusal
 from nightbridge.slurm.attempts import attempts_of, jobs_of
 from nightbridge.slurm.factory import open_cluster

@@ -11,9 +11,9 @@ from urllib.parse import quote
 from pydantic import Field
 
 from nightbridge.gate.decisions import StoredDecision, list_decisions
-from nightbridge.history.metrics import format_count, format_value
 from nightbridge.models import Model, Verdict, VerdictStatus
 from nightbridge.nights.records import NightVerdict, last_ends, newest_first, read_verdict
+from nightbridge.numbers import format_count, format_value
 from nightbridge.report.charts import NightPoint, PointKind, sparkline
 from nightbridge.report.tables import STATUS_WORDS, cause_of, short_reason
 from nightbridge.store.protocol import ObjectStore

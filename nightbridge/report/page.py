@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import jinja2
 
 from nightbridge.gate.verdict import OUTCOMES
-from nightbridge.history.metrics import format_count, format_percent, format_point, format_value
 from nightbridge.history.nightly_values import Night, good_runs_before, night_value, nights_of, repeats_of
 from nightbridge.history.rows import HistoryRow, Pin
 from nightbridge.models import GOOD_VERDICTS, Summary, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME
+from nightbridge.numbers import format_count, format_percent, format_value
 from nightbridge.report.charts import (
     MAX_NIGHTS,
     NightPoint,
@@ -30,6 +30,7 @@ from nightbridge.report.tables import (
     StatusWords,
     cause_of,
     cells_of,
+    format_point,
     further_runs_of,
     gravest_first,
     headline_of,

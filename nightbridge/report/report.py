@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import MANIFEST, Manifest, load_record, load_scalars, read_manifest
-from nightbridge.history.metrics import format_count, format_duration, format_value
 from nightbridge.history.reading import read_recent
 from nightbridge.models import StoredFile, SweepResult, Verdict
 from nightbridge.nights.records import NightStart
+from nightbridge.numbers import format_count, format_duration, format_value
 from nightbridge.outputs.log_errors import ErrorFinder
 from nightbridge.outputs.logs import MAX_LINE_BYTES, clean_line, raw_lines
 from nightbridge.report.charts import exchange_chart

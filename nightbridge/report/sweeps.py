@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nightbridge.config.toml_writer import scenario_toml
-from nightbridge.history.metrics import format_choice, format_count, format_point, format_value, markdown_text
 from nightbridge.history.nightly_values import NO_VALUE
 from nightbridge.models import (
     ClusterLimits,
@@ -29,8 +28,9 @@ from nightbridge.models import (
     VerdictStatus,
 )
 from nightbridge.models.metrics import METRIC_BY_NAME
+from nightbridge.numbers import format_count, format_value
 from nightbridge.report.charts import ChosenPoint, choice_chart
-from nightbridge.report.tables import STATUS_WORDS, gravest_first
+from nightbridge.report.tables import STATUS_WORDS, format_choice, format_point, gravest_first, markdown_text
 from nightbridge.rules import grid_of
 from nightbridge.rules.sweeps import skipped_parts
 

@@ -1,13 +1,13 @@
 """How verdicts are shown: their words and order, a metric's cell, tables for Markdown and a terminal, and JUnit XML."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from nightbridge.history.metrics import format_change, format_count, format_value, markdown_text
 from nightbridge.models import Comparison, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, INVERSES, METRIC_BY_NAME
+from nightbridge.numbers import format_change, format_count, format_value
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -288,6 +288,23 @@ def _markdown_cell(cell: Cell | None) -> str:
     value = f"{cell.value} {cell.unit}".rstrip()
     changes = ", ".join(text for text in (cell.change, cell.golden) if text)
     return f"{value} ({changes})" if changes else value
+
+
+def format_point(point: Mapping[str, Any]) -> str:
+    """A point of a sweep, `tp = 2, cuda_graph_scope = attn mlp`; variables without the name of their table."""
+    return ", ".join(f"{name.rpartition('.')[2]} = {format_choice(value)}" for name, value in point.items())
+
+
+def format_choice(value: object) -> str:
+    """One value of a sweep's axis, as its file has it; a list as its items, with spaces between them."""
+    if isinstance(value, list | tuple):
+        return " ".join(format_choice(item) for item in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def markdown_text(text: str) -> str:
+    """A text from outside in one line of Markdown, in which none of its characters has a meaning."""
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(text.split()))
 
 
 # --- JUnit XML -------------------------------------------------------------------------------------------------------

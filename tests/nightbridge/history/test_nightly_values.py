@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.history.metrics import beyond_limits
-from nightbridge.history.nightly_values import Band, band_of, rows_until
+from nightbridge.history.nightly_values import Band, band_of, beyond_limits, rows_until
 from nightbridge.models import GatePolicy, Limits
 from nightbridge.models.metrics import METRIC_BY_NAME
 from tests.builders import make_row

@@ -37,6 +37,7 @@ from nightbridge.report.sweeps import (
     sweep_rows,
     sweep_table,
 )
+from nightbridge.report.tables import format_point
 
 NIGHT = "2026-11-21"
 HOSTILE = "<b>|$x$ [red]"
@@ -358,3 +359,16 @@ def test_a_choice_with_dollar_signs_is_no_formula(text: str) -> None:
     drawing = choice_chart([ChosenPoint(0, 1.0, True)], [text], text, "s")
 
     assert any("$" in label for label in texts(drawing))
+
+
+@pytest.mark.parametrize(
+    ("point", "text"),
+    [
+        ({"tp": 2, "moe_a2a_overlap": True}, "tp = 2, moe_a2a_overlap = true"),
+        ({"extra_env_vars.NCCL_ALGO": "Ring"}, "NCCL_ALGO = Ring"),
+        ({"cuda_graph_scope": ["moe_router", "moe_preprocess"]}, "cuda_graph_scope = moe_router moe_preprocess"),
+        ({}, ""),
+    ],
+)
+def test_a_point_is_written_as_its_file_has_it(point: dict[str, object], text: str) -> None:
+    assert format_point(point) == text

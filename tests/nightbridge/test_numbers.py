@@ -2,7 +2,7 @@
 
 import pytest
 
-from nightbridge.history.metrics import format_change, format_count, format_percent, format_point, format_value
+from nightbridge.numbers import format_change, format_count, format_percent, format_value
 
 
 @pytest.mark.parametrize(
@@ -45,16 +45,3 @@ def test_one_thing_is_not_told_as_many(count: int, text: str) -> None:
 @pytest.mark.parametrize(("share", "text"), [(0.05, "5 %"), (0.025, "2.5 %"), (1.5, "150 %")])
 def test_a_threshold_is_a_percentage(share: float, text: str) -> None:
     assert format_percent(share) == text
-
-
-@pytest.mark.parametrize(
-    ("point", "text"),
-    [
-        ({"tp": 2, "moe_a2a_overlap": True}, "tp = 2, moe_a2a_overlap = true"),
-        ({"extra_env_vars.NCCL_ALGO": "Ring"}, "NCCL_ALGO = Ring"),
-        ({"cuda_graph_scope": ["moe_router", "moe_preprocess"]}, "cuda_graph_scope = moe_router moe_preprocess"),
-        ({}, ""),
-    ],
-)
-def test_a_point_is_written_as_its_file_has_it(point: dict[str, object], text: str) -> None:
-    assert format_point(point) == text
