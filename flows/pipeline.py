@@ -18,11 +18,10 @@ from nightbridge.tasks.compare import compare
 from nightbridge.tasks.context import mark_started, shared_night
 from nightbridge.tasks.fetch import clone, container
 from nightbridge.tasks.harvest import harvest
+from nightbridge.tasks.job import dependencies_of, submit, watch
 from nightbridge.tasks.limits import job_slots
 from nightbridge.tasks.mirror import add_tags
-from nightbridge.tasks.submit import dependencies_of, submit
 from nightbridge.tasks.validate import prepare, validate
-from nightbridge.tasks.watch import watch
 
 
 def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:

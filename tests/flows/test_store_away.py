@@ -15,8 +15,8 @@ from nightbridge.slurm.attempt_files import read_cancellation
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.store.protocol import open_store
 from nightbridge.tasks.harvest import harvest
+from nightbridge.tasks.job import watch
 from nightbridge.tasks.stage import DELAY_VARIABLE
-from nightbridge.tasks.watch import watch
 from tests.builders import make_job, make_plan
 from tests.conftest import BUCKET
 from tests.nightbridge.harvest.left_run import make_run

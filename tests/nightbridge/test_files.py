@@ -447,7 +447,7 @@ IN_THE_CALLERS_PROCESS = {
     ("cli/runs.py", "LogTail"),  # `logs --follow` shows lines, cut and without control codes, and parses none
     ("harvest/selection.py", "tracked_iteration"),  # one bounded number
     ("nights/status.py", "progress_in_log"),  # the last kibibytes of a log, in linear time
-    ("tasks/watch.py", "RunToRead"),  # the argument of a call
+    ("tasks/job.py", "RunToRead"),  # the argument of a call
 }
 
 

@@ -10,7 +10,7 @@ from prefect import Task, flow
 from nightbridge.errors import InvalidInput, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import RunSpec, Site
 from nightbridge.slurm.attempt_files import read_waiting
-from nightbridge.tasks import compare, fetch, harvest, report, submit, validate, watch
+from nightbridge.tasks import compare, fetch, harvest, job, report, validate
 from nightbridge.tasks.stage import DELAY_VARIABLE, is_transient, stage
 from tests.builders import make_spec
 from tests.real.prefect_harness import prefect_in_this_process
@@ -19,8 +19,8 @@ STAGES = [
     fetch.clone,
     fetch.container,
     validate.validate,
-    submit.submit,
-    watch.watch,
+    job.submit,
+    job.watch,
     harvest.harvest,
     compare.compare,
     report.report,

@@ -1,24 +1,82 @@
-"""Watch: a job to its true end, then what became of it."""
+"""Stage 4, submit: exactly one Slurm job per attempt; then watch: that job to its true end, and what became of it.
+
+Dependencies: a run whose job waits for another one's needs that job's id first.
+"""
 
 import time
 from collections.abc import Callable, Mapping
 
 from prefect.logging import get_run_logger
 
+from nightbridge.errors import StatusUnknown
 from nightbridge.masking import mask_text
-from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, SecretRef, Site
+from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, RunSpec, SecretRef, Site
 from nightbridge.outputs.experiment import RunToRead, evidence_of
 from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
-from nightbridge.slurm.attempts import record_ended
+from nightbridge.slurm.attempt_files import read_attempt, read_submission
+from nightbridge.slurm.attempts import NotSubmittedYet, dependency_options, record_ended
+from nightbridge.slurm.factory import cluster_of
 from nightbridge.slurm.outcome import classify
+from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.states import WAITING, waiting_words
+from nightbridge.slurm.submission import submit_attempt
 from nightbridge.tasks.context import raise_if_interrupted, this_night
-from nightbridge.tasks.mirror import ProgressArtifact
-from nightbridge.tasks.site import resolve_all, site_secrets
+from nightbridge.tasks.mirror import PrefectAway, ProgressArtifact
+from nightbridge.tasks.site import resolve_all, secret_variables, site_secrets
 from nightbridge.tasks.stage import stage
+
+_LOOK_AGAIN = 2.0
+"""Seconds between two looks at whether another run has submitted its job."""
 
 _WAITING_LOG_INTERVAL = 1800.0
 """Seconds between two lines of the log about a job that is still waiting."""
+
+
+@stage("submit", waits_for=(JobNotAccepted, StatusUnknown, PrefectAway))
+def submit(plan: LaunchPlan, site: Site, options: tuple[str, ...] = ()) -> Job:
+    """Submit the attempt through the upstream launcher, or find the job that it already has.
+
+    A controller that is away and a limit that is reached are waited for, hours if it must be.
+
+    Args:
+        plan: What is started.
+        site: Where.
+        options: Further options for sbatch, which were unknown when the launch was planned.
+    """
+    cluster = cluster_of(site)
+    plan = plan.model_copy(update={"sbatch_args": (*plan.sbatch_args, *options)})
+    job = submit_attempt(
+        plan,
+        read_attempt(plan.attempt_dir),
+        cluster,
+        resolve_all(plan.secret_environment),
+        withheld=secret_variables(site),
+    )
+    get_run_logger().info("job %d on %s is %s", job.job_id, job.cluster, job.name)
+    return job
+
+
+def dependencies_of(run: RunSpec, plan: LaunchPlan, site: Site) -> tuple[str, ...]:
+    """Wait until the jobs that this run depends on are in Slurm; return the sbatch options for them.
+
+    Raises:
+        LaunchRefused: A test that had to end well has not.
+    """
+    if not run.after or read_submission(plan.attempt_dir) is not None:
+        return ()  # nothing to wait for, or its own job is in Slurm
+    night, logged = this_night(), set[str]()
+    while True:
+        try:
+            options = dependency_options(run, site.workspace, night.may_submit)
+        except NotSubmittedYet as waiting_for:
+            if str(waiting_for) not in logged:
+                get_run_logger().info("waiting until %s has submitted its job", waiting_for)
+            logged.add(str(waiting_for))
+        else:
+            get_run_logger().info("depends on: %s", " ".join(options) or "nothing that has not ended")
+            return options
+        raise_if_interrupted()
+        night.wait_for_a_run(_LOOK_AGAIN)
 
 
 class _JobDisplay:

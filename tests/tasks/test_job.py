@@ -12,7 +12,7 @@ from nightbridge.models import Job, Outcome, SecretRef, Site, utc_now
 from nightbridge.slurm.attempts import read_ended
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.states import parse_squeue
-from nightbridge.tasks.watch import state_of, watch
+from nightbridge.tasks.job import state_of, watch
 from tests.builders import make_job, make_plan
 from tests.real.prefect_harness import prefect_in_this_process
 
