@@ -43,8 +43,8 @@ from nightbridge.models import RunRecord, Site
 from nightbridge.tasks.attribute import bad_run, earlier_result, keep_answer, plan_attribution, plan_descent
 from nightbridge.tasks.bisect import base_run, room_for
 from nightbridge.tasks.cancel import cancel_search
+from nightbridge.tasks.compare import on_nodes, record_of
 from nightbridge.tasks.context import shared_night
-from nightbridge.tasks.control import on_nodes, record_of
 from nightbridge.tasks.site import store_of
 
 

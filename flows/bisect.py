@@ -19,8 +19,8 @@ from nightbridge.flows.threads import side_by_side
 from nightbridge.models import RunRecord, Site
 from nightbridge.tasks.bisect import base_run, keep_result, plan_bisect, room_for
 from nightbridge.tasks.cancel import cancel_search
+from nightbridge.tasks.compare import record_of
 from nightbridge.tasks.context import shared_night
-from nightbridge.tasks.control import record_of
 from nightbridge.tasks.site import store_of
 
 MAX_AT_ONCE = 8

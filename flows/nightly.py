@@ -33,17 +33,18 @@ from nightbridge.report.sweeps import sweep_results
 from nightbridge.report.tables import further_runs_of
 from nightbridge.slurm.attempts import AttemptChoice
 from nightbridge.tasks.cancel import cancel_night, cancel_search, record_cancelled
-from nightbridge.tasks.compare import confirm, stored_verdict
-from nightbridge.tasks.context import NightContext, run_log, shared_night
-from nightbridge.tasks.control import (
+from nightbridge.tasks.compare import (
     Spending,
     Wanted,
     attribution_budget,
+    confirm,
     further_runs,
     nodes_of,
     on_nodes,
+    stored_verdict,
     without_confirmation,
 )
+from nightbridge.tasks.context import NightContext, run_log, shared_night
 from nightbridge.tasks.events import night_event
 from nightbridge.tasks.limits import own_turn
 from nightbridge.tasks.mirror import add_tags, insist, night_tags, run_tags, send_events

@@ -30,9 +30,8 @@ from nightbridge.gate.trial import (
 from nightbridge.models import RunSpec, Site, utc_now
 from nightbridge.rules import check_scenario
 from nightbridge.tasks.cancel import cancel_search
-from nightbridge.tasks.compare import stored_verdict
+from nightbridge.tasks.compare import interrupted, keep_trial, on_nodes, record_of, stored_verdict, with_noise
 from nightbridge.tasks.context import shared_night
-from nightbridge.tasks.control import interrupted, keep_trial, on_nodes, record_of, with_noise
 
 PairsField = Annotated[int, Field(ge=1)] | None
 

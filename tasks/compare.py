@@ -1,22 +1,36 @@
-"""Stage 6, compare: the run against its history, and a verdict."""
+"""Stage 6, compare: the run against its history, a verdict, and the further runs that it requests.
 
+Those are pairs with the last good point, or the same run once more, as far as the site's budget goes. A trial runs such
+pairs as well, for a change before it lands.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date, timedelta
 from functools import partial
+from typing import NamedTuple
 
 from prefect.logging import get_run_logger
 
-from nightbridge.errors import DamagedData, NightbridgeError, TransientError
-from nightbridge.gate.control import proof_needed
+from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, TransientError
+from nightbridge.gate.control import arm_run, proof_needed
 from nightbridge.gate.judging import judge_and_record
+from nightbridge.gate.trial import Trial, markdown, noise_of_history
 from nightbridge.harvest.manifest import committed_attempts, load_record
 from nightbridge.history.history_store import compact
+from nightbridge.history.reading import read_history
 from nightbridge.models import RunRecord, RunSpec, Site, Verdict
-from nightbridge.nights.records import read_verdict
+from nightbridge.models.series import series_id
+from nightbridge.nights.records import confirmation_cost, read_verdict
 from nightbridge.report.tables import markdown_table
+from nightbridge.slurm.attempts import merged_options
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.context import run_log, this_night
 from nightbridge.tasks.mirror import artifact_key, show_markdown
 from nightbridge.tasks.site import commits_between, store_of
 from nightbridge.tasks.stage import never_reused, stage
+
+TRIAL_DAYS = 3
+"""Days on which an interrupted trial is resumed: after that its base is not what it would be tried on."""
 
 
 @stage("compare", waits_for=(TransientError,))
@@ -59,3 +73,163 @@ def _judge(record: RunRecord, store: ObjectStore, site: Site) -> Verdict:
     except NightbridgeError as error:  # it only keeps the history quick to read
         log.warning("the history was not compacted: %s", error)
     return verdict
+
+
+# --- the further runs of a night -------------------------------------------------------------------------------------
+
+
+class Wanted(NamedTuple):
+    """A run whose verdict requests further ones, and how many of them were started already."""
+
+    run: RunSpec
+    verdict: Verdict
+    started: int
+
+
+def further_runs(wanted: Wanted, site: Site) -> Iterator[Sequence[RunSpec]]:
+    """The runs that a verdict requests: those of one item run one after the other on the same nodes."""
+    run, verdict, started = wanted
+    base = _last_good_point(verdict, site)
+    numbers = range(started + 1, verdict.reruns + 1)
+    if base is None:
+        yield from ([_without(run.model_copy(update={"repeat": number}), verdict.suspect_nodes)] for number in numbers)
+        return
+    suspects = verdict.control.on_nodes if verdict.control else ()
+    arms = [arm_run(run, base, number, bool(suspects)) for number in numbers]
+    if suspects:
+        arms = [on_nodes(arm, ",".join(suspects)) for arm in arms]
+    elif not started:
+        arms = [_without(arm, verdict.suspect_nodes) if arm.arm and arm.arm.pair == 1 else arm for arm in arms]
+    yield from (arms[at : at + 2] for at in range(0, len(arms), 2))
+
+
+def _last_good_point(verdict: Verdict, site: Site) -> RunRecord | None:
+    """The record of the run that a control arm repeats; None where none is wanted, or where it is gone."""
+    if verdict.control is None:
+        return None
+    try:
+        record = load_record(store_of(site), verdict.control.prefix)
+    except NightbridgeError as error:
+        run_log().warning("%s: no control arm: %s", verdict.run_key, error)
+        return None
+    if record is None:
+        run_log().warning("%s: no control arm: %s is not stored any more", verdict.run_key, verdict.control.run_key)
+    return record
+
+
+def record_of(verdict: Verdict, site: Site) -> RunRecord | None:
+    """The harvested run that a verdict is about; None where nothing was harvested."""
+    return load_record(store_of(site), verdict.prefix) if verdict.prefix else None
+
+
+def nodes_of(verdict: Verdict, site: Site) -> str:
+    """The nodes that a run had, as Slurm writes them; empty where it had none."""
+    record = record_of(verdict, site)
+    return record.job.status.nodes if record and record.job.status else ""
+
+
+def on_nodes(run: RunSpec, nodes: str) -> RunSpec:
+    """The same run on these nodes, whatever its test says of nodes; as it is without any."""
+    if not nodes:
+        return run
+    kept = (one for one in run.test.sbatch_args if not one.startswith(("--nodelist=", "-w", "--exclude=")))
+    return _with_options(run, (*kept, f"--nodelist={nodes}"))
+
+
+def _without(run: RunSpec, nodes: Iterable[str]) -> RunSpec:
+    """The same run not on the given nodes, unless its test names its nodes itself."""
+    excluded = ",".join(sorted(nodes))
+    return _with_options(run, merged_options((*run.test.sbatch_args, f"--exclude={excluded}"))) if excluded else run
+
+
+def _with_options(run: RunSpec, options: tuple[str, ...]) -> RunSpec:
+    return run.model_copy(update={"test": run.test.model_copy(update={"sbatch_args": options})})
+
+
+# --- what they may cost ----------------------------------------------------------------------------------------------
+
+
+class Spending:
+    """What confirmation may still cost tonight, in GPU-hours, by the site's budget."""
+
+    def __init__(self, night: str, site: Site) -> None:
+        self._limits = site.budget
+        self._before = 0.0 if site.budget.month is None else spent_in(night[:7], site)
+        self._tonight = 0.0
+
+    def allows(self, wanted: Wanted) -> str:
+        """Take the cost of what a verdict requests from the budget: each further run as long as the night's own.
+
+        Returns:
+            Why it is not done; empty where the budget has room for it.
+        """
+        cost = (wanted.verdict.reruns - wanted.started) * wanted.verdict.gpu_hours
+        for whose, limit, spent in (
+            ("night", self._limits.night, self._tonight),
+            ("month", self._limits.month, self._before + self._tonight),
+        ):
+            if limit is not None and spent + cost > limit:
+                left = f"the {whose}'s budget of {limit:g} has {max(limit - spent, 0.0):.2f} left"
+                return f"not confirmed: it takes {cost:.2f} GPU-hours, and {left}"
+        self._tonight += cost
+        return ""
+
+
+def spent_in(month: str, site: Site) -> float:
+    """GPU-hours that a month (`2026-11`) has spent on confirmation and on the search for causes."""
+    from nightbridge.attribution.result import attribution_cost  # and numpy with it, which few nights need so early
+
+    store = store_of(site)
+    return confirmation_cost(store, month) + attribution_cost(store, month)
+
+
+def attribution_budget(night: str, site: Site) -> float:
+    """GPU-hours that the search for the cause of a regression may cost, by the site's budget.
+
+    Raises:
+        InvalidInput: The month has nothing left.
+    """
+    budget, month = site.budget.attribution, site.budget.month
+    left = budget if month is None else min(budget, month - spent_in(night[:7], site))
+    if left <= 0:
+        raise InvalidInput(
+            f"the month's budget of {month:g} GPU-hours is spent", subject=night, advice="Raise [budget]"
+        )
+    return left
+
+
+def without_confirmation(verdict: Verdict, why: str, site: Site) -> Verdict:
+    """The verdict that nothing more is done about, stored with the reason."""
+    final = verdict.model_copy(update={"reruns": 0, "reasons": (*verdict.reasons, why)})
+    run_log().warning("%s: %s", verdict.run_key, why)
+    store_of(site).put(f"{final.prefix.rpartition('/')[0]}/verdict.json", final.model_dump_json(indent=2).encode())
+    return final
+
+
+# --- trials ----------------------------------------------------------------------------------------------------------
+
+
+def interrupted(trial: Trial, control: RunSpec, site: Site) -> tuple[Trial, RunSpec]:
+    """A trial under the name under which it was begun, if that was before midnight and it has no answer yet."""
+    day, question = trial.trial_id[:10], trial.trial_id[10:]
+    for back in range(1, TRIAL_DAYS):
+        name = f"{date.fromisoformat(day) - timedelta(days=back)}{question}"
+        begun = next((site.workspace / "runs").glob(f"*{name}-*"), None)
+        if begun and next(store_of(site).list(f"tries/{name}/"), None) is None:
+            return trial.model_copy(update={"trial_id": name}), control.model_copy(update={"night": name})
+    return trial, control
+
+
+def with_noise(trial: Trial, control: RunSpec, site: Site) -> Trial:
+    """A trial with the noise that the history of its test has; as it is where there is no history."""
+    cluster = site.cluster.name
+    rows = read_history(store_of(site), cluster, series_id(control, cluster))
+    noise = noise_of_history(rows, control.test.gate) if rows else {}
+    return trial.model_copy(update={"noise": noise})
+
+
+@stage("try-result")
+def keep_trial(trial: Trial, site: Site) -> None:
+    """Keep what a trial found, and show it."""
+    store_of(site).put(f"tries/{trial.trial_id}/result.json", trial.model_dump_json(indent=2).encode() + b"\n")
+    show_markdown("the trial's answer", markdown(trial), key=f"try-{trial.trial_id}", description=f"{trial.change}")

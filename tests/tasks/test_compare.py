@@ -11,7 +11,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.gate.trial import Change, plan_trial, trial_arm
 from nightbridge.models import Budget, ControlArm, NightReport, Site, VerdictStatus
 from nightbridge.nights.records import record_end
-from nightbridge.tasks.control import (
+from nightbridge.tasks.compare import (
     Spending,
     Wanted,
     attribution_budget,
