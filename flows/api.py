@@ -46,8 +46,8 @@ from nightbridge.report.queries import TestHistory, Verification
 from nightbridge.rules import check_scenario
 from nightbridge.slurm.attempts import AttemptChoice
 from nightbridge.tasks.context import shared_night
+from nightbridge.tasks.prepare import node_limits
 from nightbridge.tasks.site import store_of
-from nightbridge.tasks.validate import node_limits
 
 R = TypeVar("R")
 _Request = TypeVar("_Request", bound=Model)

@@ -16,12 +16,11 @@ from nightbridge.slurm.attempts import AttemptChoice, choose_attempt, ended_jobs
 from nightbridge.tasks.cancel import cancel_runs
 from nightbridge.tasks.compare import compare
 from nightbridge.tasks.context import mark_started, shared_night
-from nightbridge.tasks.fetch import clone, container
 from nightbridge.tasks.harvest import harvest
 from nightbridge.tasks.job import dependencies_of, submit, watch
 from nightbridge.tasks.limits import job_slots
 from nightbridge.tasks.mirror import add_tags
-from nightbridge.tasks.validate import prepare, validate
+from nightbridge.tasks.prepare import clone, container, prepare, validate
 
 
 def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:

@@ -35,9 +35,9 @@ from nightbridge.nights.records import (
 from nightbridge.rules import check_scenario
 from nightbridge.tasks.context import PATIENCE, this_flow_run, this_night, wait_out
 from nightbridge.tasks.mirror import insist, on_server, show
+from nightbridge.tasks.prepare import check_place, node_limits, show_violations
 from nightbridge.tasks.site import store_of
 from nightbridge.tasks.stage import RETRIES, first_delay, never_reused, stage
-from nightbridge.tasks.validate import check_place, node_limits, show_violations
 
 
 class ChosenNight(Model):

@@ -10,15 +10,15 @@ from prefect import Task, flow
 from nightbridge.errors import InvalidInput, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import RunSpec, Site
 from nightbridge.slurm.attempt_files import read_waiting
-from nightbridge.tasks import compare, fetch, harvest, job, report, validate
+from nightbridge.tasks import compare, harvest, job, prepare, report
 from nightbridge.tasks.stage import DELAY_VARIABLE, is_transient, stage
 from tests.builders import make_spec
 from tests.real.prefect_harness import prefect_in_this_process
 
 STAGES = [
-    fetch.clone,
-    fetch.container,
-    validate.validate,
+    prepare.clone,
+    prepare.container,
+    prepare.validate,
     job.submit,
     job.watch,
     harvest.harvest,

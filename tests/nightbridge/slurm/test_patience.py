@@ -6,8 +6,8 @@ import pytest
 
 from nightbridge.models import ClusterSettings, Site
 from nightbridge.slurm.attempt_files import read_waiting
+from nightbridge.tasks.prepare import prepare
 from nightbridge.tasks.stage import DELAY_VARIABLE
-from nightbridge.tasks.validate import prepare
 from tests.builders import make_spec
 
 AWAY = "slurm_load_partitions: Unable to contact slurm controller (connect failure)"

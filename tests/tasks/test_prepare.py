@@ -8,7 +8,7 @@ import pytest
 from nightbridge.errors import InvalidInput
 from nightbridge.images.on_node import NodeImporter
 from nightbridge.models import ClusterSettings, ImageImport, Site
-from nightbridge.tasks.fetch import _importer
+from nightbridge.tasks.prepare import _importer
 
 KINDS = get_args(ClusterSettings.model_fields["kind"].annotation)
 

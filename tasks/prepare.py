@@ -1,6 +1,8 @@
-"""Stage 3, validate: the rules against the pinned code, then exactly what will be started.
+"""What comes before a job: stages 1 to 3, clone, container and validate.
 
-Before the first stage, `prepare` checks everything that needs no checkout, so that nothing is fetched in vain.
+Before the first of them, `prepare` checks everything that needs no checkout, so that nothing is fetched in vain. A run
+then gets both repositories at exact commits with the launcher's environment, and an image or the declared absence of
+one, all verified. Last, the rules are checked against the pinned code, and what will be started is fixed.
 """
 
 from collections.abc import Sequence
@@ -9,16 +11,21 @@ from pathlib import Path
 from prefect.logging import get_run_logger
 
 from nightbridge.config.scenarios import sweeps_nodes
-from nightbridge.errors import InvalidInput, NightbridgeError, TransientError
+from nightbridge.errors import InvalidInput, NightbridgeError, StatusUnknown, TransientError
 from nightbridge.files import open_workspace
 from nightbridge.history.reading import last_good_dump, series_of
+from nightbridge.images.enroot import find_enroot
+from nightbridge.images.image import Importer, pull_image
+from nightbridge.images.on_node import NodeImporter
 from nightbridge.launch.plan import make_plan
 from nightbridge.models import Checkout, ClusterLimits, Image, Job, LaunchPlan, RunSpec, Scenario, Site, Violation
+from nightbridge.repos.clone import make_checkout
 from nightbridge.rules import check, check_dumped, errors_of
 from nightbridge.slurm.attempts import without_failed_nodes
 from nightbridge.slurm.factory import cluster_of
-from nightbridge.tasks.mirror import artifact_key, show_table
-from nightbridge.tasks.site import store_of
+from nightbridge.slurm.protocol import JobNotAccepted
+from nightbridge.tasks.mirror import PrefectAway, artifact_key, show_table
+from nightbridge.tasks.site import image_login, node_runner, site_logins, store_of
 from nightbridge.tasks.stage import stage
 
 
@@ -59,6 +66,35 @@ def prepare(run: RunSpec, site: Site) -> ClusterLimits:
     limits = cluster_of(site).limits()
     _refuse_errors(run, check(run, limits))
     return limits
+
+
+@stage("clone", waits_for=(PrefectAway,))
+def clone(run: RunSpec, site: Site) -> Checkout:
+    """Pin Megatron-Bridge and NeMo-Run for this night and make their checkouts."""
+    with site_logins(site):
+        checkout = make_checkout(run, site)
+    log = get_run_logger()
+    for repository in checkout.repositories:
+        log.info("%s at %s (%s) %s", repository.url, repository.commit[:12], repository.ref, repository.subject)
+    return checkout
+
+
+@stage("container", waits_for=(JobNotAccepted, StatusUnknown, PrefectAway))
+def container(run: RunSpec, site: Site) -> Image:
+    """Pull and verify the run's container image."""
+    image = pull_image(run, site, lambda: _importer(site))
+    get_run_logger().info("container: %s", image.path or "none, as configured")
+    return image
+
+
+def _importer(site: Site) -> Importer:
+    """What imports where the site wants it, with the site's login. Made only when there is something to import."""
+    settings, login = site.image_import, image_login(site)
+    if settings.on == "host":
+        return find_enroot(settings, login)
+    advice = 'Set on = "host" in [image_import], or import_on of the Image Cache block'
+    srun = node_runner(site, settings.srun_args, "images are to be imported", advice)
+    return NodeImporter(srun, settings, login)
 
 
 @stage("validate", waits_for=(TransientError,))
