@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from nightbridge.bisect.lineage import steps_of
+from nightbridge.bisect.plan import steps_of
 from nightbridge.models import Site
 from nightbridge.repos.commits import commits_between, open_bumps
 

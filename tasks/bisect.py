@@ -5,8 +5,7 @@ from functools import partial
 
 from prefect.logging import get_run_logger
 
-from nightbridge.bisect.lineage import ListInner, Repository
-from nightbridge.bisect.plan import BisectPlan, BisectRequest, keep_plan, load_plan, make_plan
+from nightbridge.bisect.plan import BisectPlan, BisectRequest, ListInner, Repository, keep_plan, load_plan, make_plan
 from nightbridge.bisect.result import (
     BisectResult,
     Point,

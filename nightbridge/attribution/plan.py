@@ -24,8 +24,7 @@ from nightbridge.attribution.axes import (
     weights_of,
 )
 from nightbridge.attribution.belief import Belief, Design
-from nightbridge.bisect.lineage import ListInner, SearchedRange, Step, short_name, steps_of
-from nightbridge.bisect.plan import BisectPlan
+from nightbridge.bisect.plan import BisectPlan, ListInner, SearchedRange, Step, short_name, steps_of
 from nightbridge.bisect.shift import Question, SearchRequest, Shift, VerdictOf, moved_shift, requested_shift
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.history.nightly_values import nights_of

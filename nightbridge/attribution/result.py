@@ -19,8 +19,7 @@ from nightbridge.attribution.plan import (
     folder_of,
     plans_of,
 )
-from nightbridge.bisect.lineage import BUMPS, RANGES, Searched, Step, short_name
-from nightbridge.bisect.plan import BisectPlan, BisectRequest
+from nightbridge.bisect.plan import BUMPS, RANGES, BisectPlan, BisectRequest, Searched, Step, short_name
 from nightbridge.bisect.result import NOTHING_SAID, TRIES, BisectResult, SearchRun, measured_by, question_text
 from nightbridge.bisect.search import Failure
 from nightbridge.errors import InvalidInput

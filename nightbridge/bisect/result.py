@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from nightbridge.bisect.lineage import BUMPS, RANGES, Step, short_name
-from nightbridge.bisect.plan import RUNS_OF_A_POINT, BisectPlan, point_run
+from nightbridge.bisect.plan import BUMPS, RANGES, RUNS_OF_A_POINT, BisectPlan, Step, point_run, short_name
 from nightbridge.bisect.search import Answer, Failure, Measured
 from nightbridge.bisect.shift import Question, failure_of, metric_named
 from nightbridge.harvest.manifest import load_record

@@ -25,7 +25,7 @@ from nightbridge.cli.output import logged, note, note_all, print_csv, show, verd
 from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from nightbridge.bisect.lineage import Repository
+    from nightbridge.bisect.plan import Repository
     from nightbridge.models import Site, SiteChoice
     from nightbridge.report.queries import TestHistory
     from nightbridge.store.protocol import ObjectStore

@@ -30,8 +30,7 @@ from nightbridge.attribution.result import (
     with_descent,
     within_budget,
 )
-from nightbridge.bisect.lineage import Step
-from nightbridge.bisect.plan import BisectPlan
+from nightbridge.bisect.plan import BisectPlan, Step
 from nightbridge.bisect.result import BisectResult
 from nightbridge.bisect.search import Answer, BisectPolicy, Measured
 from nightbridge.errors import InvalidInput

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from nightbridge.bisect.lineage import Repository, Step, range_of_steps, steps_of
-from nightbridge.bisect.plan import BisectPlan
+from nightbridge.bisect.plan import BisectPlan, Repository, Step, range_of_steps, steps_of
 from nightbridge.bisect.result import Point, evaluate, result_lines
 from nightbridge.bisect.search import BisectPolicy, Levels
 from nightbridge.models import Bump, RangeCommit, VerdictStatus
