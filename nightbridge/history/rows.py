@@ -176,7 +176,7 @@ def _pin_of(repository: PinnedRepository) -> Pin:
     return Pin.model_validate({name: getattr(repository, name) for name in Pin.model_fields})
 
 
-# --- rows as a table --------------------------------------------------------------------------------------------------
+# --- what a run measured ----------------------------------------------------------------------------------------------
 
 
 def measured(metric: Metric, summary: Summary, field: str = "") -> float | None:
@@ -230,6 +230,9 @@ def _source(digest: str) -> str:
 def hardly_moved(metric: str, change: float) -> bool:
     """Whether what regressed hardly moved: the loss curve of a deterministic test that computes something else."""
     return metric == "loss_curve" and abs(change) < SMALLEST_SHOWN_CHANGE
+
+
+# --- rows as a table --------------------------------------------------------------------------------------------------
 
 
 class _Column(NamedTuple):
