@@ -155,10 +155,14 @@ def list_decisions(store: ObjectStore, cluster: str = "", series: str = "") -> t
 
 
 def as_of(night: str, decisions: Sequence[Decision]) -> tuple[Decision, ...]:
-    """The decisions as they stand when a night is judged: those that ended before it are over."""
+    """The decisions as they stand when a night is judged: those that ended before it are over.
+
+    Those about a level that begins after it say nothing of it: a night may be judged late, or again.
+    """
     return tuple(
         one.model_copy(update={"ended": True, "night": one.until}) if one.until and one.until < night else one
         for one in decisions
+        if one.since <= night
     )
 
 

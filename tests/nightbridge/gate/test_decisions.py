@@ -29,6 +29,7 @@ from nightbridge.history.history_store import put_row
 from nightbridge.history.reading import read_history
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GOOD_VERDICTS, GatePolicy, RunRecord, Summary, Verdict, VerdictStatus
+from nightbridge.report.queries import compare_stored
 from nightbridge.store.directory import DirectoryStore
 from tests import builders
 
@@ -309,6 +310,30 @@ def test_a_withdrawn_decision_leaves_no_night_that_it_let_pass(store: DirectoryS
     assert nights.stored()[4:] == [VerdictStatus.REGRESSED] * 8
     assert nights.run(1.08) == [VerdictStatus.REGRESSED]
     assert nights.run(1.0)[0] in GOOD_VERDICTS
+
+
+def test_of_two_withdrawn_decisions_the_later_hides_no_night_of_the_earlier(
+    store: DirectoryStore, nights: Nights
+) -> None:
+    nights.run(*[1.0] * 6, 1.08)
+    accept(store, nights.keys[-1], "baseline", who="ann", why="new image")
+    nights.run(1.08, 1.08, 1.2)
+    accept(store, nights.keys[-1], "baseline", who="ann", why="another one")
+
+    undo(store, nights.keys[6])
+
+    assert nights.stored()[6:9] == [VerdictStatus.REGRESSED] * 3
+
+
+def test_an_earlier_night_is_judged_by_what_was_before_it_whatever_level_was_accepted_later(
+    store: DirectoryStore, nights: Nights
+) -> None:
+    nights.run(*[1.0] * 6, 1.5, 1.0, 1.08)
+    made = accept(store, nights.keys[-1], "baseline", who="ann", why="new image")
+
+    assert nights.stored()[6:8] == [VerdictStatus.REGRESSED, VerdictStatus.INSUFFICIENT_DATA]
+    assert [compare_stored(store, key).status for key in nights.keys[6:8]] == nights.stored()[6:8]
+    assert (as_of(night(7), [made]), as_of(night(8), [made])) == ((), (made,))
 
 
 def test_withdrawing_again_finishes_and_changes_nothing(store: DirectoryStore, nights: Nights) -> None:
