@@ -5,7 +5,7 @@
     <root>/schedule.lock          locked while a job takes a slot
     <root>/jobs/<id>/             appears in one piece, by a rename, when the job is submitted
         job.json                  the request; never the environment, which may hold secrets
-        runner.json               the process that runs the job
+        runner.json               the process that runs the job; its time is the runner's last sign of life
         script                    the batch script as submitted
         started.json              it has a slot
         cancel.json               a request to end it
@@ -14,7 +14,9 @@
         runner.log                the runner's own output
         steps/<n>/                one for each step
 
-Any process can query: one that finds a runner dead without an end records NODE_FAIL, after killing what remains.
+Any process can query: one that finds a runner dead without an end records NODE_FAIL, after killing what remains. A
+runner on another host or in another container is dead when it has been silent for long; should it come back, it finds
+its end recorded, and ends its job.
 Standard library only, as everything that srun imports: it starts many times a night, and must start fast.
 """
 
@@ -30,7 +32,13 @@ from pathlib import Path
 from typing import Any
 
 from nightbridge.embedded.notation import node_expression, node_names
-from nightbridge.embedded.process_tree import ProcessIdentity, is_gone, kill_until_gone, processes_with_variable
+from nightbridge.embedded.process_tree import (
+    ProcessIdentity,
+    is_elsewhere,
+    is_gone,
+    kill_until_gone,
+    processes_with_variable,
+)
 from nightbridge.files import create_exclusively, write_atomically
 
 JOB_VARIABLE = "NIGHTBRIDGE_LOCAL_JOB"
@@ -38,6 +46,9 @@ JOB_VARIABLE = "NIGHTBRIDGE_LOCAL_JOB"
 
 KILL_PATIENCE = 10.0
 """Seconds for which killing the rest of a job or step is tried. The kernel can hold a process that long."""
+
+SILENCE_SECONDS = 180.0
+"""A runner that cannot be seen, and has given no sign of life for so long, is dead."""
 
 
 @dataclass(frozen=True)
@@ -172,12 +183,21 @@ def read_job(folder: Path) -> LocalJob | None:
 def inspect(folder: Path) -> LocalJob | None:
     """Read a job, and record NODE_FAIL if its runner died without recording an end; None when there is no such job."""
     job = read_job(folder)
-    if job is None or job.end is not None or not is_gone(job.runner):
+    if job is None or job.end is not None or not (is_gone(job.runner) or _is_silent(job)):
         return job
     # The runner may have recorded the end and exited between the two looks.
     if not (folder / "end.json").exists():
         _record_node_failure(job)
     return read_job(folder)
+
+
+def _is_silent(job: LocalJob) -> bool:
+    """Whether a runner that cannot be seen here has given no sign of life for long, by the file system's own clock."""
+    if not is_elsewhere(job.runner) or not job.runner.process_table:  # those without one gave no signs
+        return False
+    clock = job.root / "schedule.lock"
+    clock.touch()
+    return clock.stat().st_mtime - (job.folder / "runner.json").stat().st_mtime > SILENCE_SECONDS
 
 
 def _record_node_failure(job: LocalJob) -> None:

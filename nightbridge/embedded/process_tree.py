@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,13 +27,14 @@ class ProcessIdentity:
     """One process of one machine, never mistaken for a later one with the same number.
 
     `start_ticks` is when the process started, in clock ticks since boot (proc(5), stat field 22); `boot_id` names the
-    boot.
+    boot. `process_table` is the PID namespace, of which each container has its own; empty in older records.
     """
 
     host: str
     boot_id: str
     pid: int
     start_ticks: int
+    process_table: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,27 @@ def identify(pid: int) -> ProcessIdentity | None:
     entry = read_entry(pid)
     if entry is None or not entry.is_running:
         return None
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return ProcessIdentity(socket.gethostname(), boot_id, pid, entry.start_ticks)
+    return ProcessIdentity(socket.gethostname(), _boot_id(), pid, entry.start_ticks, _process_table())
+
+
+def is_elsewhere(identity: ProcessIdentity) -> bool:
+    """Whether the process cannot be seen here: another host's, or one in another process table of this one."""
+    if identity.host != socket.gethostname():
+        return True
+    return identity.boot_id == _boot_id() and identity.process_table not in ("", _process_table())
 
 
 def is_gone(identity: ProcessIdentity) -> bool:
-    """Whether the process has certainly ended. A process of another host is never certain: it cannot be seen here."""
-    return identity.host == socket.gethostname() and identify(identity.pid) != identity
+    """Whether the process has certainly ended, which nobody knows of one that is elsewhere."""
+    return not is_elsewhere(identity) and identify(identity.pid) != identity
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _process_table() -> str:
+    return os.readlink("/proc/self/ns/pid")
 
 
 def read_entry(pid: int) -> ProcessEntry | None:

@@ -4,6 +4,7 @@
 every orphan of the job, so that nothing a job starts can leave its tree.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -17,6 +18,9 @@ from nightbridge.files import write_atomically
 
 POLL_INTERVAL = 0.1
 """Seconds between two looks at the queue, the time limit, and requests to end the job."""
+
+_BEAT_SECONDS = 15.0
+"""From one sign of life to the next, for those who cannot see this process."""
 
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _AWAITED = _STOP_SIGNALS | {signal.SIGCHLD}
@@ -85,13 +89,23 @@ def _is_registered(job: jobs.LocalJob) -> bool:
 
 def _interruption(job: jobs.LocalJob, caught: signal.struct_siginfo | None) -> jobs.JobEnd | None:
     """How a job ends that is stopped from outside; None while it is not."""
+    _give_sign_of_life(job)
     if caught is not None and caught.si_signo in _STOP_SIGNALS:
         return jobs.JobEnd("NODE_FAIL", time.time(), reason="the runner was stopped")
+    if (job.folder / "end.json").exists():
+        return jobs.JobEnd("NODE_FAIL", time.time(), reason="the runner was silent for too long")
     if not _is_registered(job):
         return jobs.JobEnd("CANCELLED", time.time(), reason="its folder was removed")
     if (by := jobs.cancel_requested_by(job.folder)) is not None:
         return jobs.JobEnd("CANCELLED", time.time(), cancelled_by=by)
     return None
+
+
+def _give_sign_of_life(job: jobs.LocalJob) -> None:
+    path = job.folder / "runner.json"
+    with contextlib.suppress(OSError):  # the file system is away for a moment, or the job's folder was removed
+        if time.time() - path.stat().st_mtime > _BEAT_SECONDS:
+            os.utime(path)
 
 
 def _is_its_turn(job: jobs.LocalJob, ended: set[int]) -> bool:

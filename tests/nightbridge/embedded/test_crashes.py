@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.embedded.jobs import job_dir
+from nightbridge.embedded.jobs import JobEnd, job_dir, write_record
 from nightbridge.embedded.process_tree import identify, is_gone
 from nightbridge.models import JobState
 from nightbridge.slurm.local import LocalCluster
@@ -228,6 +228,43 @@ def test_a_process_is_known_by_when_it_started_not_by_its_number() -> None:
     assert is_gone(replace(me, boot_id="another boot"))
     # Nobody can look from here.
     assert not is_gone(replace(me, host="elsewhere", boot_id="another boot"))
+    assert not is_gone(replace(me, start_ticks=me.start_ticks + 1, process_table="pid:[another container]"))
+
+
+@pytest.mark.parametrize("where", [{"process_table": "pid:[another container]"}, {"host": "elsewhere"}])
+def test_a_job_whose_runner_cannot_be_seen_runs_until_the_runner_has_long_been_silent(
+    cluster: LocalCluster, tmp_path: Path, where: dict[str, str]
+) -> None:
+    job_id = cluster.submit("night-a1", write_script(tmp_path / "job.sh", "echo up; sleep 600"), ())
+    wait_for_text(tmp_path / f"slurm-{job_id}.out", "up")
+    runner, record = runner_pid(cluster, job_id), job_dir(cluster.root, job_id) / "runner.json"
+    os.kill(runner, signal.SIGSTOP)
+    record.write_text(json.dumps(json.loads(record.read_text()) | where))
+    assert status(cluster, job_id).state == JobState.RUNNING
+
+    os.utime(record, (0, 0))
+
+    assert status(cluster, job_id).state == JobState.NODE_FAIL
+    os.kill(runner, signal.SIGCONT)
+    wait_until(lambda: not is_running(runner), "the runner's end")
+
+
+def test_a_runner_that_was_taken_for_dead_ends_its_job(cluster: LocalCluster, tmp_path: Path) -> None:
+    job_id = cluster.submit("night-a1", write_script(tmp_path / "job.sh", "echo up; sleep 600"), ())
+    wait_for_text(tmp_path / f"slurm-{job_id}.out", "up")
+
+    write_record(job_dir(cluster.root, job_id) / "end.json", JobEnd("NODE_FAIL", time.time()))
+
+    wait_until(lambda: not processes_of(cluster.root), "the end of every process")
+
+
+def test_a_runner_gives_signs_of_life(cluster: LocalCluster, tmp_path: Path) -> None:
+    job_id = cluster.submit("night-a1", write_script(tmp_path / "job.sh", "sleep 600"), ())
+    record = job_dir(cluster.root, job_id) / "runner.json"
+
+    os.utime(record, (0, 0))
+
+    wait_until(lambda: record.stat().st_mtime > time.time() - 60, "a sign of life")
 
 
 def test_a_zombie_is_gone() -> None:
