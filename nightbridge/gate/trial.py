@@ -16,8 +16,8 @@ from pydantic import Field
 
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.control import CLEAR, MAX_TIMES, OPEN, PROOF, arm_of, change_looked_for, weigh
-from nightbridge.history.nightly_values import BROKEN, nights_of, noise_of_runs
-from nightbridge.history.rows import HistoryRow, gpu_hours, measured
+from nightbridge.history.nightly_values import BROKEN, NO_VALUE, nights_of, noise_of_runs, run_value
+from nightbridge.history.rows import HistoryRow, measured, row_of
 from nightbridge.models import (
     Arm,
     GatePolicy,
@@ -167,18 +167,18 @@ def trial_arm(control: RunSpec, change: Change, number: int) -> RunSpec:
 
 
 def arm_result(run: RunSpec, verdict: Verdict, record: RunRecord | None) -> TrialArm:
-    """What a finished run of a trial measured."""
+    """What a finished run of a trial measured; nothing where it did not do all its steps, whoever ended it."""
     assert run.arm is not None
     reason = verdict.reasons[0] if verdict.reasons else ""
     found = TrialArm(arm=run.arm, run_key=run.run_key, status=verdict.status, reason=reason)
     if record is None:
         return found
-    values = {metric.name: value for metric in COLUMNS if (value := measured(metric, record.summary)) is not None}
+    row = row_of(record, verdict)
     update = {
-        "commit": record.checkout.megatron_bridge.commit,
-        "nodes": record.job.status.nodes if record.job.status else "",
-        "gpu_hours": gpu_hours(record) or 0.0,
-        "values": {} if verdict.status in BROKEN else values,
+        "commit": row.megatron_bridge.commit,
+        "nodes": row.nodes,
+        "gpu_hours": row.gpu_hours or 0.0,
+        "values": {metric.name: value for metric in COLUMNS if (value := run_value(row, metric)) is not None},
     }
     return found.model_copy(update=update)
 
@@ -227,7 +227,7 @@ def markdown(trial: Trial) -> str:
         difference = format_change(one.difference if metric.lower_is_better else -one.difference)
         lines.append(f"| {metric.label} | {' | '.join(shown)} | {difference} | {one.pairs} | {one.kind} |")
     for arm in trial.arms:
-        if arm.status in BROKEN:
+        if arm.status in BROKEN | NO_VALUE:
             lines += ["", f"Pair {arm.arm.pair}, {arm.arm.role}: {arm.status}: {' '.join(arm.reason.split())}"]
     commits = {arm.arm.role: arm.commit[:12] for arm in trial.arms if arm.commit}
     pinned = ", ".join(f"{role} at Megatron-Bridge {commit}" for role, commit in commits.items())

@@ -22,9 +22,10 @@ from nightbridge.gate.trial import (
     pull_request_ref,
     trial_arm,
 )
+from nightbridge.gate.verdict import compare
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import GatePolicy, GitRepo, RunSpec, Verdict, VerdictStatus
-from tests.builders import make_record
+from nightbridge.models import GatePolicy, GitRepo, Outcome, RunSpec, Verdict, VerdictStatus
+from tests.builders import make_record, make_summary
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 PASSED, FAILED, INVALID = VerdictStatus.PASSED, VerdictStatus.FAILED, VerdictStatus.INVALID
@@ -131,18 +132,30 @@ def test_what_cannot_be_tried_is_said_before_anything_runs(change: Change, said:
         plan_trial(spec(), change, NOW)
 
 
-def test_a_run_is_measured_by_what_was_harvested_and_a_broken_one_by_nothing() -> None:
+def test_a_run_is_measured_by_what_was_harvested() -> None:
     run = trial_arm(spec(), TRIAL.change, 1)
     record = make_record(commit="c" * 40)
 
-    good, bad = (
-        arm_result(run, Verdict(run_key=run.run_key, test_id="t", night="n", status=status), record)
-        for status in (PASSED, FAILED)
-    )
+    good = arm_result(run, Verdict(run_key=run.run_key, test_id="t", night="n", status=PASSED), record)
 
     assert good.values["step_time"] == record.summary.step_time
     assert (good.commit, good.nodes) == ("c" * 40, "node[1-2]")
-    assert bad.values == {}
+
+
+@pytest.mark.parametrize("outcome", [Outcome.PROGRAM_ERROR, Outcome.SHORT, Outcome.CANCELLED, Outcome.INFRASTRUCTURE])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_run_that_did_not_do_all_its_steps_measures_nothing_whoever_ended_it(outcome: Outcome, number: int) -> None:
+    trial, control = plan_trial(spec(), TRIAL.change, NOW)
+    summary = make_summary((3.0,) * 6 + (1.0,) * 6)
+    runs = [trial_arm(control, trial.change, each) for each in (1, 2)]
+    records = [make_record(summary, outcome=outcome) if each == number else make_record() for each in (1, 2)]
+
+    ended = [arm_result(run, compare(record, ()), record) for run, record in zip(runs, records, strict=True)]
+    trial = judged(trial, ended, GATE)
+
+    assert (ended[number - 1].values, trial.findings, trial.answer) == ({}, (), "open")
+    assert f"Pair 1, {ended[number - 1].arm.role}: {ended[number - 1].status}: " in markdown(trial)
+    assert goes_on(trial, GATE)
 
 
 def test_the_comment_has_a_row_for_each_metric_and_says_what_failed() -> None:
