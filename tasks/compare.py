@@ -15,13 +15,14 @@ from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, Tran
 from nightbridge.gate.control import arm_run, proof_needed
 from nightbridge.gate.judging import judge_and_record
 from nightbridge.gate.trial import Trial, markdown, noise_of_history
-from nightbridge.harvest.manifest import committed_attempts, load_record
+from nightbridge.harvest.manifest import committed_attempts, load_record, run_prefix
 from nightbridge.history.history_store import compact
 from nightbridge.history.reading import read_history
 from nightbridge.models import RunRecord, RunSpec, Site, Verdict
 from nightbridge.models.series import series_id
 from nightbridge.nights.records import confirmation_cost, read_verdict
 from nightbridge.report.tables import markdown_table
+from nightbridge.slurm.attempt_files import last_attempt
 from nightbridge.slurm.attempts import merged_options
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.context import run_log, this_night
@@ -51,12 +52,18 @@ def confirm(run: RunSpec, site: Site, attempt: int) -> Verdict:
 
 
 def stored_verdict(run: RunSpec, site: Site) -> Verdict | None:
-    """The verdict that a run of this night already has; None without one, or where it cannot be read."""
+    """The verdict that a run of this night already has; None without one, or where it cannot be read.
+
+    That of an earlier attempt than the newest is none: it says nothing about the job that has ended or failed since.
+    """
     try:
-        return read_verdict(store_of(site), run.run_key, run.night)
-    except NightbridgeError as error:
+        verdict = read_verdict(store_of(site), run.run_key, run.night)
+        newest = last_attempt(site.workspace / "runs" / run.run_key)
+    except (NightbridgeError, OSError) as error:
         run_log().warning("the stored verdict of %s cannot be read: %s", run.run_key, error)
         return None
+    # Without any the workspace has been emptied since.
+    return verdict if verdict and (not newest or verdict.prefix == run_prefix(run, newest)) else None
 
 
 def _judge(record: RunRecord, store: ObjectStore, site: Site) -> Verdict:

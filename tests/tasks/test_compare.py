@@ -11,6 +11,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.gate.trial import Change, plan_trial, trial_arm
 from nightbridge.models import Budget, ControlArm, NightReport, Site, VerdictStatus
 from nightbridge.nights.records import record_end
+from nightbridge.slurm.attempts import next_attempt
 from nightbridge.tasks.compare import (
     Spending,
     Wanted,
@@ -18,6 +19,7 @@ from nightbridge.tasks.compare import (
     further_runs,
     interrupted,
     on_nodes,
+    stored_verdict,
     without_confirmation,
 )
 from nightbridge.tasks.site import store_of
@@ -79,6 +81,19 @@ def test_what_was_not_confirmed_is_stored_with_the_reason(site: Site) -> None:
     stored = store_of(site).get(f"{verdict.prefix.rpartition('/')[0]}/verdict.json")
     assert stored is not None
     assert b"not confirmed: no budget" in stored
+
+
+def test_a_stored_verdict_is_the_runs_own_until_a_newer_attempt_is_opened(site: Site) -> None:
+    record = make_record(night=NIGHT)
+    passed = make_verdict(VerdictStatus.PASSED, night=NIGHT, run_key=record.spec.run_key, prefix=record.prefix)
+    store_of(site).put(f"{record.prefix.rpartition('/')[0]}/verdict.json", passed.model_dump_json().encode())
+    assert stored_verdict(record.spec, site) == passed  # also where the workspace has been emptied since
+
+    next_attempt(record.spec, site)
+    assert stored_verdict(record.spec, site) == passed
+
+    next_attempt(record.spec, site)
+    assert stored_verdict(record.spec, site) is None
 
 
 def test_pairs_of_the_last_good_point_follow_each_other_and_the_first_avoids_the_suspects(site: Site) -> None:
