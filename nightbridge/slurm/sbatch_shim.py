@@ -290,7 +290,11 @@ def _record(
     submitted_at: datetime,
     found: bool = False,
 ) -> Submission:
-    """Record the job unless another process has; what is recorded first counts."""
+    """Record the job unless another process has; what is recorded first counts.
+
+    Raises:
+        StatusUnknown: The job is there, and its record cannot be written now.
+    """
     submission = Submission(
         job_id=job_id,
         name=context.name,
@@ -301,12 +305,18 @@ def _record(
         submitted_at=submitted_at,
         found=found,
     )
-    create_model(context.attempt_dir / SUBMISSION_FILE, submission)
+    try:
+        create_model(context.attempt_dir / SUBMISSION_FILE, submission)
+    except (TransientError, PermanentError, OSError) as error:
+        # Whatever it is, and a full disk is permanent anywhere else: to give up would leave the job unwatched.
+        raise StatusUnknown(
+            f"job {job_id} is in Slurm and cannot be recorded ({error})", subject=context.name, advice="Will try again"
+        ) from error
     return read_submission(context.attempt_dir) or submission
 
 
 def _refuse(attempt_dir: Path, error: TransientError | PermanentError) -> int:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(TransientError, PermanentError, OSError):
         write_model(attempt_dir / REFUSAL_FILE, SubmitRefusal.of(error))
     print(f"sbatch: error: {' '.join(str(error).split())}", file=sys.stderr)
     return TEMPORARY_FAILURE if isinstance(error, TransientError) else PERMANENT_FAILURE

@@ -8,12 +8,19 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from nightbridge.errors import LaunchRefused, PermanentError, TransientError
+from nightbridge.errors import LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.files import write_atomically, write_model
 from nightbridge.masking import find_shapes, mask_text
 from nightbridge.models import LAUNCHER_HOME, Job, LaunchPlan, utc_now
 from nightbridge.processes import run
-from nightbridge.slurm.attempt_files import ATTEMPT_FILE, AttemptContext, Submission, read_refusal, read_submission
+from nightbridge.slurm.attempt_files import (
+    ATTEMPT_FILE,
+    AttemptContext,
+    Submission,
+    newest_intent,
+    read_refusal,
+    read_submission,
+)
 from nightbridge.slurm.attempts import merged_options
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.sbatch_shim import ATTEMPT_VARIABLE, find_submission, install_shim, launcher_base
@@ -63,6 +70,7 @@ def submit_attempt(
         LaunchRefused: Slurm refused the job for good.
         PermanentError: The launcher failed before it submitted anything.
     """
+    seen = newest_intent(context.attempt_dir)
     if submission := find_submission(context, cluster):
         return _job_of(context, submission)
     _check(plan, context, cluster)
@@ -77,8 +85,17 @@ def submit_attempt(
     # nothing to do with the job.
     if submission := read_submission(context.attempt_dir):
         return _job_of(context, submission)
-    if refusal := read_refusal(context.attempt_dir, since=began):
-        raise refusal.error()
+    refusal = read_refusal(context.attempt_dir, since=began)
+    error = refusal.error() if refusal else None
+    # A shim that was refused takes its intent back. One whose intent stands has died, perhaps with a job in Slurm.
+    if newest_intent(context.attempt_dir) > seen and not isinstance(error, TransientError):
+        raise StatusUnknown(
+            "it may have been submitted: the sbatch shim ended without a record",
+            subject=context.name,
+            advice="Will look it up",
+        ) from error
+    if error:
+        raise error
     log = str(context.attempt_dir / _LAUNCHER_LOG)
     if code is None:
         raise TransientError(f"the launcher did not end within {timeout:.0f} s", subject=log, advice="It was killed")

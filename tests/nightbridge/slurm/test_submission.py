@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.errors import LaunchRefused, PermanentError, TransientError
+from nightbridge.errors import LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.files import write_model
 from nightbridge.models import ClusterSettings, LaunchPlan, utc_now
+from nightbridge.slurm import sbatch_shim
 from nightbridge.slurm.attempt_files import (
     AttemptContext,
     declare_intent,
@@ -27,7 +28,7 @@ from nightbridge.slurm.attempt_files import (
 )
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.protocol import JobNotAccepted
-from nightbridge.slurm.sbatch_shim import experiment_dir_of, install_shim
+from nightbridge.slurm.sbatch_shim import ATTEMPT_VARIABLE, experiment_dir_of, find_submission, install_shim
 from nightbridge.slurm.submission import submit_attempt
 from tests.real.slurm_daemons import COMMANDS, SlurmDaemons
 from tests.waiting import wait_until
@@ -283,6 +284,30 @@ def test_an_sbatch_that_times_out_after_the_job_was_accepted_leads_to_one_job(
     assert len(read_intents(attempt.attempt_dir)) == 1
 
 
+def test_a_front_that_is_killed_after_sbatch_leaves_a_job_that_is_found(
+    plan: Callable[..., LaunchPlan], attempt: AttemptContext
+) -> None:
+    attempt, cluster = with_tools(
+        attempt, sbatch=f'{COMMANDS}/sbatch "$@" > /dev/null; [ "$1" = --test-only ] || kill -9 $PPID'
+    )
+
+    with pytest.raises(StatusUnknown, match="may have been submitted"):
+        submit_attempt(plan(), attempt, cluster, {})
+    job = submit_attempt(plan(), attempt, cluster, {})
+
+    assert jobs_named(cluster, attempt.name) == [job.job_id]
+    assert len(read_intents(attempt.attempt_dir)) == 1
+
+
+def test_an_intent_of_an_earlier_night_excuses_no_launcher_that_fails(
+    plan: Callable[..., LaunchPlan], attempt: AttemptContext, cluster: CommandLineCluster, script: Path
+) -> None:
+    _leave_intent(attempt, script, age=3600.0)
+
+    with pytest.raises(PermanentError, match="submitted nothing: no such recipe"):
+        submit_attempt(plan(launcher="echo no such recipe; exit 1"), attempt, cluster, {})
+
+
 # --- the shim -------------------------------------------------------------------------------------------------------
 
 
@@ -358,6 +383,33 @@ def test_of_many_fronts_at_once_one_submits(attempt: AttemptContext, script: Pat
     assert newest_intent(attempt.attempt_dir) == 1
     assert {code for _, code in results} <= {0, 75}
     assert jobs_named(cluster, attempt.name) == [int(ids.pop())]
+
+
+def test_a_disk_that_is_full_when_the_job_is_recorded_is_waited_for(
+    attempt: AttemptContext,
+    script: Path,
+    cluster: CommandLineCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(path: Path, model: object) -> bool:
+        raise PermanentError("no space left on the device", subject=str(path))
+
+    with monkeypatch.context() as full:
+        full.setenv("PATH", os.environ["PATH"])
+        full.setenv(ATTEMPT_VARIABLE, str(attempt.attempt_dir))
+        full.setattr(sbatch_shim, "create_model", refuse)
+        full.setattr(sbatch_shim, "write_model", refuse)
+        code = sbatch_shim.main(["--parsable", str(script)])
+        said = capsys.readouterr().err
+        with pytest.raises(StatusUnknown, match="no space left"):
+            find_submission(attempt, cluster)
+    found = find_submission(attempt, cluster)
+
+    assert code == 75
+    assert "cannot be recorded" in said
+    assert found is not None
+    assert jobs_named(cluster, attempt.name) == [found.job_id]
 
 
 def test_while_slurmdbd_is_silent_a_new_job_is_not_submitted(
