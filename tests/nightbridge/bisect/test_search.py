@@ -68,6 +68,7 @@ def test_the_first_bad_commit_is_named_whatever_its_place(first_bad: int) -> Non
     assert found.runs == len(measured) <= 20
 
 
+@pytest.mark.thorough
 def test_noise_of_a_third_of_the_change_is_searched_through_by_repeating() -> None:
     random = np.random.default_rng(1)
     right, runs = 0, []
@@ -120,6 +121,7 @@ def test_a_metric_that_falls_is_searched_alike() -> None:
     assert (found.kind, found.first) == ("found", 7)
 
 
+@pytest.mark.thorough
 def test_noise_twice_that_of_the_history_is_seen_in_the_points_and_searched_through() -> None:
     random = np.random.default_rng(2)
 
@@ -189,6 +191,7 @@ def test_a_commit_that_fails_every_time_is_named(first_bad: int) -> None:
     assert len(measured) <= 25
 
 
+@pytest.mark.thorough
 def test_a_commit_that_hangs_in_six_runs_of_ten_is_named() -> None:
     random = np.random.default_rng(4)
     hang = Failure(signature="failed: the job ran into its time limit")

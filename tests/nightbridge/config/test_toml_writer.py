@@ -108,6 +108,7 @@ def test_a_token_that_stands_in_a_file_is_written_as_its_place() -> None:
     assert f'HF_TOKEN = "toml:{Path("t.toml").absolute()}#cmd_args.hf_token"' in text
 
 
+@pytest.mark.thorough
 @settings(max_examples=150, deadline=None)
 @given(TABLES)
 @example({**BASE, "extra_env_vars": {"A": "toml:x#y"}})
@@ -115,6 +116,7 @@ def test_any_test_that_is_read_is_the_same_after_it_was_written(table: dict[str,
     check(table)
 
 
+@pytest.mark.thorough
 @settings(max_examples=100, deadline=None)
 @given(PLAUSIBLE, st.dictionaries(FIELDS, VALUES, max_size=2), st.dictionaries(FIELDS, VALUES, max_size=2))
 def test_any_scenario_that_is_read_is_the_same_after_it_was_written(

@@ -39,6 +39,7 @@ def run(run_folder: RunFolder, step_line: type[StepLine], write_checkpoint: Call
     return run_folder
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [*corpus(), *MADE])
 def test_a_run_is_read_whatever_one_of_its_files_is(name: str, run: RunFolder) -> None:
     plant(name, run.job)

@@ -468,6 +468,7 @@ VALUES = st.one_of(
 PATHS = sorted({path for _, changes, _ in BREAKS for path in changes} | set(SOUND))
 
 
+@pytest.mark.thorough
 @given(st.dictionaries(st.sampled_from(PATHS), VALUES, max_size=6), st.sampled_from([None, 1, 8, 24]))
 @settings(max_examples=400, deadline=None)
 def test_no_values_make_anything_but_violations(changes: dict[str, Any], gpus: int) -> None:

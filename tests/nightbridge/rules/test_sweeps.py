@@ -100,6 +100,7 @@ GRIDS = st.lists(st.sampled_from(sorted(AXES)), min_size=1, max_size=4, unique=T
 )
 
 
+@pytest.mark.thorough
 @given(GRIDS, st.sampled_from(["none", "cloudai"]), st.sampled_from([None, ClusterLimits(max_nodes=2, has_pyxis=True)]))
 @settings(max_examples=150, deadline=None)
 def test_a_grid_holds_exactly_the_points_that_are_valid_one_by_one(
@@ -141,6 +142,7 @@ def test_a_huge_grid_is_counted_at_once_and_cut_without_walking_it() -> None:
     assert cut.points == 10**12
 
 
+@pytest.mark.thorough
 def test_a_large_grid_needs_little_memory() -> None:
     grid = grid_of(swept(tp=[1, 2, 4, 8], pp=[1, 2, 4], cp=[1, 2], mb=[1, 2, 4], gb=range(8, 1008, 8)))
     tracemalloc.start()
