@@ -28,6 +28,8 @@ from nightbridge.harvest.manifest import Manifest, commit_manifest
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import (
     Checkout,
+    Checkpoint,
+    CheckpointState,
     GatePolicy,
     GitRepo,
     Image,
@@ -204,6 +206,13 @@ def make_job(run_key: str, folder: Path, **fields: Any) -> Job:
     return Job(run_key=run_key, attempt=1, attempt_dir=folder, **usual | fields)
 
 
+def make_checkpoint(
+    folder: Path, state: CheckpointState = CheckpointState.VERIFIED, reason: str = "", iteration: int = STEPS
+) -> Checkpoint:
+    """What is known of a checkpoint below a run's folder."""
+    return Checkpoint(path=folder / f"checkpoints/iter_{iteration:07}", iteration=iteration, state=state, reason=reason)
+
+
 def make_record(
     summary: Summary | None = None,
     night: str = "2026-11-10",
@@ -233,6 +242,7 @@ def make_record(
         prefix=f"runs/{spec.test_slug}/{night}/{spec.run_key}/a1",
         series="llama3-8b-0123456789ab",
         summary=summary or make_summary(),
+        checkpoints=(make_checkpoint(folder),),
         harvested_at=datetime(2026, 11, 1, 3, tzinfo=UTC) + timedelta(days=int(night[8:10])),
     )
 

@@ -5,8 +5,8 @@ because a missing number becomes NaN and every test of it reads "fail if greater
 must have first, and only a run that has all of it is compared:
 
 1. The job's outcome (`OUTCOMES`). All steps done and then a failure in teardown is compared, and says so.
-2. The run's own data: every step done, every step finite, every metric measured, no damaged file; and plausible: what
-   was planned ran, and nothing impossible was measured (`plausibility`).
+2. The run's own data: every step done, every step finite, every metric measured, no damaged file and no damaged
+   checkpoint; and plausible: what was planned ran, and nothing impossible was measured (`plausibility`).
 3. Each metric, with its direction, against floors and ceilings (the test's own, and what the cluster owes it), against
    the band of the last good runs (`nightly_values`), and against all of its history (`comparison`: a level that is
    worse). Beyond in the bad direction is a regression, in the good direction an improvement; one that is too good to be
@@ -47,6 +47,7 @@ from nightbridge.history.rows import HistoryRow, gpu_hours, measured, row_of
 from nightbridge.launch.resources import resumed_from
 from nightbridge.models import (
     EXIT_CODES,
+    CheckpointState,
     Comparison,
     ComparisonStatus,
     ControlArm,
@@ -189,7 +190,7 @@ def _verdict(
 ) -> Verdict:
     outcome_fault, _words = OUTCOMES[record.job.outcome]
     short = _missing_steps(record, baseline)
-    wrong = _wrong_data(record.summary)
+    wrong = (*_wrong_data(record.summary), *_damaged_checkpoints(record))
     reruns, why = 0, ""
     suspects: tuple[str, ...] = ()
     control: ControlArm | None = None
@@ -225,7 +226,8 @@ def _verdict(
             reasons = (*reasons, *node_reasons, *_decided(tonight))
     if record.job.outcome is Outcome.TEARDOWN:
         reasons = (*reasons, _outcome_reason(record))
-    reasons = (*reasons, *_resume_reasons(record), *_taint_reasons(record))
+    missing = () if outcome_fault or short else _missing_checkpoints(record)
+    reasons = (*reasons, *missing, *_resume_reasons(record), *_taint_reasons(record))
 
     further = _further_runs(tonight.nights[-1]) if tonight else {}
     return Verdict(
@@ -344,6 +346,33 @@ def _wrong_data(summary: Summary) -> tuple[str, ...]:
     steps = summary.non_finite_steps
     non_finite = (f"{format_count(steps, 'step')} without a finite loss or gradient norm",) if steps else ()
     return non_finite + tuple(f"damaged data: {damage}" for damage in summary.damage)
+
+
+def _damaged_checkpoints(record: RunRecord) -> tuple[str, ...]:
+    """Which of its checkpoints cannot be believed, one that was whole and could not be stored among them."""
+    return tuple(
+        f"damaged checkpoint {checkpoint.path.name}: {checkpoint.reason}"
+        for checkpoint in record.checkpoints
+        if checkpoint.state is CheckpointState.DAMAGED
+    )
+
+
+def _missing_checkpoints(record: RunRecord) -> tuple[str, ...]:
+    """Which checkpoints a run that did all its steps has not left, where its test keeps any.
+
+    That alone makes no run bad: a save can be switched off in ways that nobody here knows, and what looks half written
+    by its names may be another program's.
+    """
+    kept = record.spec.test.harvest.checkpoint
+    if kept == "none":
+        return ()
+    if not record.checkpoints:
+        return (f'no checkpoint was left, although harvest.checkpoint is "{kept}"',)
+    return tuple(
+        f"the checkpoint {checkpoint.path.name} is half written and not stored: {checkpoint.reason}"
+        for checkpoint in record.checkpoints
+        if checkpoint.state is CheckpointState.IN_PROGRESS
+    )
 
 
 def _outcome_reason(record: RunRecord) -> str:

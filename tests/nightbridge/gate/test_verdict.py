@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,10 @@ from nightbridge.history.nightly_values import good_runs_before
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import (
     GOOD_VERDICTS,
+    Checkpoint,
+    CheckpointState,
     GatePolicy,
+    HarvestPolicy,
     InvalidTest,
     Outcome,
     RunRecord,
@@ -35,7 +39,7 @@ from nightbridge.models import (
     utc_now,
 )
 from nightbridge.models.metrics import COLUMNS
-from tests.builders import make_summary
+from tests.builders import make_checkpoint, make_summary
 
 Records = Callable[..., RunRecord]
 Rows = Callable[..., HistoryRow]
@@ -434,6 +438,46 @@ def test_damaged_files_never_pass(make_record: Records, summary_of: Summaries, h
 
     assert verdict.status is VerdictStatus.FAILED
     assert verdict.reasons == ("damaged data: events.1: bad checksum at byte 812",)
+
+
+@pytest.mark.parametrize("kept", ["last", "none"])
+def test_a_damaged_checkpoint_never_passes(make_record: Records, history: tuple[HistoryRow, ...], kept: str) -> None:
+    why = "shard __0_0.distcp has 10 of 4000 bytes"
+    damaged = make_checkpoint(Path("/run"), CheckpointState.DAMAGED, why)
+    whole = make_checkpoint(Path("/run"), iteration=25)
+
+    record = make_record(harvest=HarvestPolicy(checkpoint=kept))
+    verdict = compare(record.model_copy(update={"checkpoints": (whole, damaged)}), history)
+
+    assert verdict.status is VerdictStatus.FAILED
+    assert verdict.reasons == (f"damaged checkpoint iter_0000050: {why}",)
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "reason"),
+    [
+        ((), 'no checkpoint was left, although harvest.checkpoint is "last"'),
+        (
+            (make_checkpoint(Path("/run"), CheckpointState.IN_PROGRESS, "there is no .metadata yet"),),
+            "the checkpoint iter_0000050 is half written and not stored: there is no .metadata yet",
+        ),
+    ],
+    ids=["none", "half of one"],
+)
+def test_a_verdict_names_the_checkpoint_that_is_not_there(
+    make_record: Records,
+    history: tuple[HistoryRow, ...],
+    checkpoints: tuple[Checkpoint, ...],
+    reason: str,
+) -> None:
+    update = {"checkpoints": checkpoints}
+    stored = compare(make_record().model_copy(update=update), history)
+    unwanted = compare(make_record(harvest=HarvestPolicy(checkpoint="none")).model_copy(update=update), history)
+    died = compare(make_record(outcome=Outcome.PROGRAM_ERROR).model_copy(update=update), history)
+
+    assert (stored.status, stored.reasons) == (VerdictStatus.PASSED, (reason,))
+    assert (unwanted.status, unwanted.reasons) == (VerdictStatus.PASSED, ())
+    assert died.reasons == ("the program failed",)
 
 
 @pytest.mark.parametrize("earlier", [0, 9])
