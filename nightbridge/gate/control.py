@@ -13,17 +13,18 @@ the 95th percentile, the likelihood is that of being out of the band at all: a s
 and a regression is in nearly all of them.
 
 The point that is run is not last night's: a small change needs some nights to be seen, and until then those nights
-pass. It is as many good nights old as evidence may take to build up.
+pass. It is as many good nights old as evidence may take to build up, if it was as good then as the best since.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from nightbridge.gate.decisions import Decision, level_start
+from nightbridge.gate.decisions import Decision, is_left_out, passed_by_ended
 from nightbridge.gate.trend import CERTAINLY_BACK
-from nightbridge.history.nightly_values import Night, run_value, values_of
+from nightbridge.history.nightly_values import Night, run_value, times_worse, values_of
 from nightbridge.history.reading import is_good
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import Arm, GatePolicy, GitRepo, HarvestPolicy, PinnedRepository, RunRecord, RunSpec
@@ -409,17 +410,29 @@ def change_looked_for(metric: Metric, gate: GatePolicy) -> float:
 def control_point(past: Sequence[Night], decisions: Sequence[Decision]) -> HistoryRow | None:
     """The stored run that a control arm repeats; None where no good night is stored.
 
+    A run from before an improvement is none: it would be as bad beside one that fell back, whatever the cluster does.
+
     Args:
         past: The nights before, oldest first.
-        decisions: Users' decisions: what was before an accepted level is not what the test is held to.
+        decisions: Users': what was before an accepted level, repaired, or let pass for a while, is no such run.
     """
-    since = max((level_start(decisions, metric.name) for metric in METRICS), default="")
-    good = [
+    good = (
         night.own
-        for night in past
-        if is_good(night.own) and night.own.prefix and not night.own.resumed and night.own.night >= since
-    ]
-    return good[-min(WINDOW, len(good))] if good else None
+        for night in reversed(past)
+        if is_good(night.own) and night.own.prefix and not night.own.resumed and not _is_decided(night.own, decisions)
+    )
+    points = [*itertools.islice(good, WINDOW)][::-1]
+    if not points:
+        return None
+    times = (times_worse(metric, points, metric.least(FINE_CHANGE)) for metric in METRICS)
+    worst = [max(each) for each in zip(*times, strict=True)]
+    return points[worst.index(min(worst))]
+
+
+def _is_decided(row: HistoryRow, decisions: Sequence[Decision]) -> bool:
+    """Whether users decided that a good run is not what some metric is held to."""
+    names = [metric.name for metric in METRICS] if decisions else []
+    return any(is_left_out(decisions, name, row.night) or passed_by_ended(decisions, name, row.night) for name in names)
 
 
 def arm_of(number: int, reference: str, on_suspects: bool = False) -> Arm:

@@ -214,6 +214,9 @@ USUAL, USUAL_SIGMAS = 0.7, 1.15
 TAIL, BEYOND_TAIL = 0.9, 1.25
 FEW = 8
 
+# Runs on each side of one that make its level with it, and how far a single one is off by chance, in its noise.
+NEAR, BY_CHANCE = 3, 2.0
+
 TOO_NOISY = 3.0
 NOISE_NIGHTS, LONG_NOISE_NIGHTS = 28, 90
 
@@ -294,6 +297,33 @@ def noise_of_runs(values: Sequence[float], usual: float, enough: int) -> float:
     """
     noise = max(noise_of(values[-nights:]) for nights in (NOISE_NIGHTS, LONG_NOISE_NIGHTS))
     return noise if len(values) >= enough else min(max(noise, usual), 2 * usual)
+
+
+def times_worse(metric: Metric, runs: Sequence[HistoryRow], least: float) -> list[float]:
+    """How much worse the level at each of some runs is than the best level among them, in multiples of what is no news.
+
+    The level at a run is the median of the runs around it. What it measured itself counts, too, as far as that is no
+    chance: the level hides that the first night's code was another. What is no news, or was not measured, is 1.0.
+
+    Args:
+        metric: What is measured; where the cluster has moved its level, that is taken out.
+        runs: Oldest first.
+        least: The smallest relative change that is news; the noise of single runs is, where that is more.
+    """
+    from nightbridge.history.noise import night_noise
+
+    measured_at = {at: value for at, run in enumerate(runs) if (value := run_value(run, metric)) is not None}
+    known = [value / runs[at].moved.get(metric.name, 1.0) for at, value in measured_at.items()]
+    levels = [statistics.median(known[max(0, at - NEAR) : at + NEAR + 1]) for at in range(len(known))]
+    best = (min if metric.lower_is_better else max)(levels, default=0.0)
+    times = [1.0] * len(runs)
+    if len(known) < 2 or not best:
+        return times
+    noise, sign = night_noise(known), 1 if metric.lower_is_better else -1
+    for at, level, own in zip(measured_at, levels, known, strict=True):
+        worse, own_worse = (sign * (value - best) / abs(best) for value in (level, own))
+        times[at] = max(1.0, max(worse, own_worse - BY_CHANCE * noise) / max(least, noise))
+    return times
 
 
 def _tail_of(metric: Metric, values: Sequence[float | None]) -> float:

@@ -19,6 +19,7 @@ from nightbridge.gate.control import (
     weigh,
     weigh_strays,
 )
+from nightbridge.gate.decisions import DecisionKind
 from nightbridge.gate.judging import judge_and_record
 from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.verdict import compare
@@ -29,7 +30,7 @@ from nightbridge.models import GatePolicy, Outcome, RunRecord, StoreSettings, Ve
 from nightbridge.models.series import series_id
 from nightbridge.report.tables import further_runs_of
 from nightbridge.store.directory import DirectoryStore
-from tests.builders import make_record, make_row, make_summary
+from tests.builders import make_decision, make_record, make_row, make_summary
 
 BAD = "e" * 40
 GOOD_NIGHTS = 9
@@ -388,6 +389,79 @@ def test_the_control_point_is_stored_good_and_older_than_what_may_be_undecided()
     assert control_point(nights, ()).night == "2026-11-01"  # type: ignore[union-attr]
     assert control_point([*nights, *later], ()).night == "2026-11-05"  # type: ignore[union-attr]
     assert control_point(gone, ()) is None
+
+
+def levels(*parts: tuple[int, Mapping[str, float]]) -> list[HistoryRow]:
+    """Good nights, so many at each level of some fields of the summary, with a noise of a third of a percent."""
+    noise = (1.0, 1.003, 0.998, 1.002, 0.997)
+    known = [fields for count, fields in parts for _night in range(count)]
+    summary = make_summary()
+    return [
+        make_row(
+            summary.model_copy(update={name: value * noise[at % len(noise)] for name, value in fields.items()}),
+            f"2026-10-{at + 1:02}",
+            verdict=VerdictStatus.PASSED,
+        )
+        for at, fields in enumerate(known)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "night"),
+    [
+        (((20, {"step_time": 1.08}), (10, {"step_time": 1.0})), "2026-10-21"),
+        (((20, {"step_time": 1.02}), (10, {"step_time": 1.0})), "2026-10-21"),
+        (((20, {"peak_memory": 80.0}), (8, {"peak_memory": 73.0})), "2026-10-21"),
+        (((20, {"final_loss": 2.0}), (5, {"final_loss": 1.95})), "2026-10-21"),
+        (((20, {"tflops_per_gpu": 650.0}), (10, {"tflops_per_gpu": 700.0})), "2026-10-21"),
+        (((20, {"checkpoint_time": 60.0}), (10, {"checkpoint_time": 30.0})), "2026-10-21"),
+        (((1, {"step_time": 1.04}), (8, {"step_time": 1.0})), "2026-10-02"),
+        (((10, {"step_time": 1.0}), (5, {"step_time": 1.015})), "2026-10-02"),
+        (((20, {"step_time": 1.005}), (10, {"step_time": 1.0})), "2026-10-17"),
+    ],
+    ids=["speed", "a little", "memory", "loss", "throughput", "no average", "first night", "worse later", "no news"],
+)
+def test_the_control_point_is_none_whose_code_was_worse_than_the_best_of_the_last_ones(
+    parts: Sequence[tuple[int, Mapping[str, float]]], night: str
+) -> None:
+    assert control_point(nights_of(levels(*parts)), ()).night == night  # type: ignore[union-attr]
+
+
+def test_a_night_that_the_cluster_slowed_down_may_be_the_control_point() -> None:
+    fast, slow = levels((10, {"step_time": 1.0})), levels((20, {"step_time": 1.08}))[10:]
+    slow = [row.model_copy(update={"moved": {"step_time": 1.08}}) for row in slow]
+
+    assert control_point(nights_of([*fast, *slow]), ()).night == "2026-10-07"  # type: ignore[union-attr]
+
+
+def test_of_points_that_each_have_something_worse_the_least_bad_one_is_the_control_point() -> None:
+    rows = levels((20, {"step_time": 1.0, "peak_memory": 80.0}), (10, {"step_time": 1.013, "peak_memory": 60.0}))
+
+    assert control_point(nights_of(rows), ()).night == "2026-10-21"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ended", "night"), [("fixed", False, "2026-11-05"), ("acknowledged", True, "2026-11-05")]
+)
+def test_a_fault_that_was_repaired_or_let_pass_for_a_while_is_no_control_point(
+    kind: DecisionKind, ended: bool, night: str
+) -> None:
+    about = {"kind": kind, "since": "2026-11-01", "night": "2026-11-04", "ended": ended, "metrics": ("step_time",)}
+    decision = make_decision("llama3-8b").model_copy(update=about)
+
+    assert control_point(nights_of(good_nights()), (decision,)).night == night  # type: ignore[union-attr]
+
+
+def test_a_run_that_falls_back_to_the_speed_before_an_improvement_is_a_regression() -> None:
+    rows = levels((20, {"step_time": 1.08}), (8, {"step_time": 1.0}))
+    asks, _row, _arms = judged_row(1.08, before=rows)
+
+    assert asks.control is not None
+    # Runs as the night of the control point did, and as tonight's.
+    beside = next(row.summary.step_time for row in rows if row.night == asks.control.night)
+    judged, row, _arms = judged_row(1.08, (1.08, beside or 0.0), before=rows)
+
+    assert (judged.status, row.moved) == (VerdictStatus.REGRESSED, {})
 
 
 ELSEWHERE = ("node[3-4]", False)
