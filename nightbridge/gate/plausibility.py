@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from nightbridge.launch.resources import num_gpus
+from nightbridge.launch.resources import num_gpus, resumed_from
 from nightbridge.models import RunRecord, TestDefinition
 from nightbridge.numbers import format_count, format_value
 
@@ -76,7 +76,13 @@ FEW_STEPS = 5
 
 def implausible(record: RunRecord) -> tuple[str, ...]:
     """Why what a run says of itself cannot be, or is not what was planned; a line each, none for a plausible run."""
-    return (*_contradictions(record), *_impossible_losses(record), *_lost_updates(record), *_impossible_speeds(record))
+    return (
+        *_contradictions(record),
+        *_lost_resume(record),
+        *_impossible_losses(record),
+        *_lost_updates(record),
+        *_impossible_speeds(record),
+    )
 
 
 def what_ran(record: RunRecord) -> dict[str, dict[str, Scalar]]:
@@ -131,6 +137,16 @@ def _contradictions(record: RunRecord) -> Iterator[str]:
             f"{_text(value)} {source if source == 'planned' else f'by {source}'}" for source, value in values.items()
         ]
         yield f"not what was planned, {name}: {', '.join(sources)}"
+
+
+def _lost_resume(record: RunRecord) -> Iterator[str]:
+    """Where the folder has no checkpoint Megatron-LM warns, and starts from scratch."""
+    path = resumed_from(record.spec.test)
+    if path and not record.summary.start_step:
+        yield (
+            f"not what was planned, start: iteration 0, where {path} was to be resumed; with "
+            "`checkpoint.finetune=true` a run that takes its weights alone begins there"
+        )
 
 
 def _agree(one: Scalar | None, other: Scalar, tolerance: float) -> bool:

@@ -456,6 +456,8 @@ def _decided(tonight: Tonight) -> tuple[str, ...]:
 
 def _resume_reasons(record: RunRecord) -> tuple[str, ...]:
     path = resumed_from(record.spec.test)
+    if not record.summary.start_step:  # it did not: see `plausibility`
+        return ()
     return (f"the run resumed from {path}, where another one ended; it is not used as a baseline",) if path else ()
 
 

@@ -248,6 +248,7 @@ def test_confirming_re_runs_are_no_baseline(make_record: Records, make_row: Rows
 
 
 RESUMED = {"model_recipe_name": "llama3_8b", "num_gpus": 8, "max_steps": 50, "load_dir": "/checkpoints/old"}
+RESUMED_SUMMARY = make_summary().model_copy(update={"start_step": 25})
 
 
 @pytest.mark.parametrize(
@@ -258,9 +259,9 @@ RESUMED = {"model_recipe_name": "llama3_8b", "num_gpus": 8, "max_steps": 50, "lo
 def test_a_run_that_declared_a_resume_is_no_baseline(
     make_record: Records, make_row: Rows, fields: dict[str, dict[str, object]]
 ) -> None:
-    nights = tuple(make_row(night=f"2026-11-{day:02}", **fields) for day in range(1, 10))
+    nights = tuple(make_row(RESUMED_SUMMARY, f"2026-11-{day:02}", **fields) for day in range(1, 10))
 
-    verdict = compare(make_record(**fields), nights)
+    verdict = compare(make_record(RESUMED_SUMMARY, **fields), nights)
 
     assert all(row.resumed and row.verdict in GOOD_VERDICTS for row in nights)
     assert good_runs_before("2026-11-10", nights) == ()
@@ -272,10 +273,23 @@ def test_a_run_that_declared_a_resume_is_no_baseline(
     )
 
 
+def test_a_planned_resume_that_started_from_scratch_is_failed(
+    make_record: Records, history: tuple[HistoryRow, ...]
+) -> None:
+    verdict = compare(make_record(cmd_args=RESUMED), history)
+
+    assert verdict.status is VerdictStatus.FAILED
+    assert verdict.reasons == (
+        "not what was planned, start: iteration 0, where /checkpoints/old was to be resumed; with "
+        "`checkpoint.finetune=true` a run that takes its weights alone begins there",
+    )
+
+
 def test_resumed_nights_are_no_level_that_a_later_night_is_held_to(
     make_record: Records, make_row: Rows, summary_of: Summaries
 ) -> None:
-    fast = [make_row(summary_of([0.5] * 50), f"2026-11-{day:02}", cmd_args=RESUMED) for day in range(1, 9)]
+    resumed = summary_of([0.5] * 50).model_copy(update={"start_step": 25})
+    fast = [make_row(resumed, f"2026-11-{day:02}", cmd_args=RESUMED) for day in range(1, 9)]
     own = [make_row(night=f"2026-11-{day:02}") for day in (9,)]
 
     assert compare(make_record(), [*fast, *own]).status is VerdictStatus.INSUFFICIENT_DATA
