@@ -37,7 +37,7 @@ from nightbridge.history.rows import HistoryRow, gpu_hours
 from nightbridge.images.image import versions_between
 from nightbridge.images.registry import registry_tags
 from nightbridge.models import RunRecord, Site
-from nightbridge.tasks.bisect import inner_of, repo_of, show_answer, stored_base, verdict_of
+from nightbridge.tasks.bisect import decisions_of, inner_of, repo_of, show_answer, stored_base, verdict_of
 from nightbridge.tasks.mirror import artifact_key
 from nightbridge.tasks.site import commits_between, image_login, open_bumps, store_of
 from nightbridge.tasks.stage import never_reused, stage
@@ -57,7 +57,7 @@ def find_plan(test_id: str, request: AttributionRequest, site: Site) -> Attribut
     """The plan of a request: a new one, or that of an earlier search for the same change. Nothing is written."""
     store = store_of(site)
     rows = rows_until(find_rows(store, test_id, site.cluster.name), request.until)
-    shift = find_change(rows, partial(verdict_of, store), request)
+    shift = find_change(rows, partial(verdict_of, store), request, decisions_of(store, rows))
     return same_change(store, shift) or make_plan(rows, shift, partial(load_record, store), request)
 
 

@@ -14,7 +14,9 @@ from nightbridge.bisect.result import (
     result_lines,
     stored_points,
 )
+from nightbridge.bisect.shift import requested_shift
 from nightbridge.errors import DamagedData
+from nightbridge.gate.decisions import Decision, as_of, read_decisions
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import rows_until
 from nightbridge.history.rows import HistoryRow
@@ -45,11 +47,13 @@ def find_plan(test_id: str, request: BisectRequest, site: Site) -> BisectPlan:
     if request.bisect_id:
         return load_plan(store, request.bisect_id)
     rows = rows_until(history_of(store, test_id, site.cluster.name).rows, request.until)
+    verdicts = partial(verdict_of, store)
     return make_plan(
         rows,
         partial(commits_between, site),
-        partial(verdict_of, store),
+        verdicts,
         request,
+        requested_shift(rows, verdicts, request.metric, decisions_of(store, rows)),
         inner_of=partial(inner_of, store, site),
         repo_of=partial(repo_of, store),
     )
@@ -60,6 +64,12 @@ def price(test_id: str, request: BisectRequest, site: Site) -> str:
     store, plan = store_of(site), find_plan(test_id, request, site)
     base = load_record(store, plan.base)
     return price_of(plan, stored_points(store, plan, base), base) if base else ""
+
+
+def decisions_of(store: ObjectStore, rows: Sequence[HistoryRow]) -> tuple[Decision, ...]:
+    """Users' decisions about the series of the last of some rows, as they stood in its night."""
+    last = rows[-1]
+    return as_of(last.night, read_decisions(store, last.cluster, last.series))
 
 
 def verdict_of(store: ObjectStore, row: HistoryRow) -> Verdict | None:

@@ -27,6 +27,7 @@ from nightbridge.attribution.belief import Belief, Design
 from nightbridge.bisect.plan import BisectPlan, ListInner, SearchedRange, Step, short_name, steps_of
 from nightbridge.bisect.shift import Question, SearchRequest, Shift, VerdictOf, moved_shift, requested_shift
 from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.gate.decisions import Decision
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.reading import find_series, read_history
 from nightbridge.history.rows import HistoryRow
@@ -102,8 +103,15 @@ def find_rows(store: ObjectStore, test_id: str, cluster: str) -> tuple[HistoryRo
     return tuple(row for row in rows if row.sweep_point == latest.sweep_point)
 
 
-def find_change(rows: Sequence[HistoryRow], verdict_of: VerdictOf, request: AttributionRequest) -> Shift:
+def find_change(
+    rows: Sequence[HistoryRow],
+    verdict_of: VerdictOf,
+    request: AttributionRequest,
+    decisions: Sequence[Decision] = (),
+) -> Shift:
     """What became worse: between two nights that are named; else in the latest series, or since the one before it.
+
+    `decisions`: users' decisions about the latest series.
 
     Raises:
         InvalidInput: Nothing did, or one of two nights is missing.
@@ -117,11 +125,11 @@ def find_change(rows: Sequence[HistoryRow], verdict_of: VerdictOf, request: Attr
         return moved_shift(rows, nights, good, nights[bad], request.metric)
     own = [row for row in rows if row.series == nights[-1].series]
     try:
-        return requested_shift(own, verdict_of, request.metric)
+        return requested_shift(own, verdict_of, request.metric, decisions)
     except InvalidInput:
         if len(own) == len(rows):
             raise
-    return requested_shift(rows, verdict_of, request.metric)
+    return requested_shift(rows, verdict_of, request.metric, decisions)
 
 
 def make_plan(

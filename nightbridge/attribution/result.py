@@ -22,8 +22,10 @@ from nightbridge.attribution.plan import (
 from nightbridge.bisect.plan import BUMPS, RANGES, BisectPlan, BisectRequest, Searched, Step, short_name
 from nightbridge.bisect.result import NOTHING_SAID, TRIES, BisectResult, SearchRun, measured_by, question_text
 from nightbridge.bisect.search import Failure
+from nightbridge.bisect.shift import FAILURE, LOSSES
 from nightbridge.errors import InvalidInput
 from nightbridge.harvest.manifest import load_record
+from nightbridge.history.nightly_values import BROKEN
 from nightbridge.models import RunRecord, StoredModel, Verdict
 from nightbridge.nights.records import read_verdict
 from nightbridge.numbers import format_count, format_percent, format_value
@@ -238,15 +240,27 @@ def load_result(store: ObjectStore, plan: AttributionPlan) -> AttributionResult 
 
 
 def result_for(store: ObjectStore, verdict: Verdict, cluster: str) -> AttributionResult | None:
-    """The answer about what a verdict says became worse: that of the latest change of its series up to its night."""
+    """The answer about what a verdict says became worse: that of its series between nights that overlap with its own.
+
+    An older change, repaired or accepted since, is no cause of it.
+    """
     if not verdict.series:
         return None
-    regressed = {item.metric for item in verdict.comparisons if item.status == "regressed"}
+    found, searched = verdict.suspects, _searched_for(verdict)
+    good_night, bad_night = (found.last_good, found.night) if found else ("", verdict.since or verdict.night)
     for plan in plans_of(store, cluster, verdict.series):
-        is_now = plan.bad_night <= verdict.night and plan.good_night < (verdict.since or verdict.night)
-        if is_now and (plan.metric in regressed or isinstance(plan.levels, Failure)):
+        is_now = plan.bad_night <= verdict.night and plan.good_night < bad_night and good_night < plan.bad_night
+        if is_now and plan.metric in searched:
             return load_result(store, plan)
     return None
+
+
+def _searched_for(verdict: Verdict) -> set[str]:
+    """What an attribution about a verdict may have searched: its failure, or what regressed."""
+    if verdict.status in BROKEN:
+        return {FAILURE}
+    regressed = {item.metric for item in verdict.comparisons if item.status == "regressed"}
+    return {*regressed, LOSSES} if "loss_curve" in regressed else regressed
 
 
 def attribution_cost(store: ObjectStore, month: str) -> float:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from nightbridge.bisect.search import BisectPolicy, Failure, Levels
 from nightbridge.errors import InvalidInput
+from nightbridge.gate.decisions import Decision
 from nightbridge.gate.trend import trends
 from nightbridge.history.nightly_values import BROKEN, Night, nights_of
 from nightbridge.history.rows import (
@@ -120,8 +121,15 @@ def metric_named(name: str) -> Metric:
     return METRIC_BY_NAME[name]
 
 
-def find_shift(rows: Sequence[HistoryRow], metric: str | None = None) -> Shift:
-    """The latest change for the worse: a change point of the history, else what the gate called a regression.
+def find_shift(rows: Sequence[HistoryRow], metric: str | None = None, decisions: Sequence[Decision] = ()) -> Shift:
+    """The change that began what is worse now; where nothing is, the latest for the worse.
+
+    It is a change point of the history, else what the gate called a regression.
+
+    Args:
+        rows: The rows of one series.
+        metric: The metric; None for any.
+        decisions: Users' decisions about the series: an accepted level is not what is worse now.
 
     Raises:
         InvalidInput: There is none, or no such metric.
@@ -129,15 +137,15 @@ def find_shift(rows: Sequence[HistoryRow], metric: str | None = None) -> Shift:
     if metric is not None:
         metric_named(metric)
     nights = {night.own.night: night.own for night in nights_of(rows)}
-    worse = [
-        (change.night, abs(change.change), trend.metric, change)
-        for trend in trends(rows)
-        for change in trend.changes
-        if change.worse and metric in (None, trend.metric)
-    ]
-    if not worse:
+    searched = [trend for trend in trends(rows, decisions) if metric in (None, trend.metric)]
+    worse_now = _regressed_in(rows)
+    changes = [each.ongoing for each in searched if each.ongoing and (not worse_now or each.metric in worse_now)]
+    if not changes and worse_now.isdisjoint(each.metric for each in searched):
+        # What became worse last may have been repaired since.
+        changes = [change for each in searched for change in each.changes if change.worse]
+    if not changes:
         return _regressed_shift(rows, metric)
-    change = max(worse, key=lambda item: item[:3])[3]
+    change = max(changes, key=lambda change: (change.night, abs(change.change), change.metric))
     good, bad = nights[change.last_night_before], nights[change.latest_night]
     found = metric_named(change.metric)._replace(field=change.statistic)
     return _metric_shift(rows, found, change.night, good, bad, change.before, change.after)
@@ -192,20 +200,29 @@ def _hardly_moved(row: HistoryRow) -> bool:
     return bool(row.worse) and all(hardly_moved(metric, change) for metric, change in row.worse.items())
 
 
-def requested_shift(rows: Sequence[HistoryRow], verdict_of: VerdictOf, metric: str | None) -> Shift:
+def requested_shift(
+    rows: Sequence[HistoryRow], verdict_of: VerdictOf, metric: str | None, decisions: Sequence[Decision] = ()
+) -> Shift:
     """What is searched: what is named; else the failure of the latest night, its other losses, or a metric."""
     latest = [night.own for night in nights_of(rows)[-1:]]
     if metric == FAILURE or (metric is None and any(night.verdict in BROKEN for night in latest)):
         return find_failure(rows, verdict_of)
     if metric == LOSSES or (metric is None and any(map(_hardly_moved, latest))):
         return find_other_losses(rows)
-    return find_shift(rows, metric)
+    return find_shift(rows, metric, decisions)
 
 
 def _failure(row: HistoryRow, verdict_of: VerdictOf) -> str | None:
     """How a run failed; None where it did not."""
     verdict = verdict_of(row) if row.verdict in BROKEN else None
     return failure_of(verdict) if verdict else None
+
+
+def _regressed_in(rows: Sequence[HistoryRow]) -> frozenset[str]:
+    """The metrics that the latest night regressed in; any may be where its verdict names none."""
+    latest = [night.own for night in nights_of(rows)[-1:]]
+    is_now = any(row.verdict is VerdictStatus.REGRESSED for row in latest)
+    return frozenset(latest[0].worse or METRIC_BY_NAME) if is_now else frozenset()
 
 
 def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None) -> Shift:

@@ -72,8 +72,8 @@ def accept(
 ) -> Decision:
     """Decide about the level of a run, or of the last run of a series.
 
-    The decision holds from the first night of that level: the latest change for the worse that is not decided
-    about (the earliest, for what is fixed), else the first of the bad nights that end with the run.
+    The decision holds from the first night of that level: the latest of the changes that began what is worse now and
+    is not decided about (the earliest, for what is fixed), else the first of the bad nights that end with the run.
 
     Args:
         store: Where history and decisions are.
@@ -186,13 +186,7 @@ def _since(
         streak = row.night
     if last is VerdictStatus.SUSPICIOUS:
         return streak
-    begun = [
-        change
-        for trend in found
-        if not metrics or trend.metric in metrics
-        for change in trend.changes
-        if change.worse and change.decision is None
-    ]
+    begun = [trend.ongoing for trend in found if (not metrics or trend.metric in metrics) and trend.ongoing]
     if kind == "fixed":
         return min([*(change.night for change in begun), streak])
     latest = max(begun, key=lambda change: change.night, default=None)

@@ -1,8 +1,8 @@
 """The suspects behind a bad verdict: the nights between which it began, and what changed there.
 
 The night in which a verdict says "regressed" need not be the one in which it began: a small change is sure only after
-some nights. Where the history has a change point for a metric that regressed, its range of start nights counts; else
-the last good run and the first bad one after it.
+some nights. Where the history has a change point that began the present level of a metric that regressed, its range of
+start nights counts; else the last good run and the first bad one after it.
 
 The configuration is compared as the test requests it and as the run itself dumped it (`ConfigContainer.yaml`): a commit
 that changes a recipe's default changes only the latter. What carries a run's own name or commit differs always
@@ -131,20 +131,17 @@ def _named(change: Change, commits_between: CommitsBetween) -> Change:
 
 
 def _change(verdict: Verdict, rows: Sequence[HistoryRow], decisions: Sequence[Decision]) -> Change | None:
-    """The change for the worse that the verdict is about: of the metrics that regressed, the surest last one."""
+    """The change that the verdict is about: of those that began the present levels of what regressed, the surest."""
     if verdict.status is not VerdictStatus.REGRESSED:
         return None
     regressed = {item.metric for item in verdict.comparisons if item.status == "regressed"}
     until = [row for row in rows if row.night <= verdict.night]
     own = next((row for row in until if row.run_key == verdict.run_key), until[-1])
     known = [row for row in until if not changed_topology(row, own)]
-    last = [
-        worse[-1]
-        for trend in trends(known, decisions=decisions)
-        if trend.metric in regressed
-        and (worse := [change for change in trend.changes if change.worse and change.decision is None])
+    began = [
+        trend.ongoing for trend in trends(known, decisions=decisions) if trend.metric in regressed and trend.ongoing
     ]
-    return min(last, key=lambda change: change.p_value, default=None)
+    return min(began, key=lambda change: change.p_value, default=None)
 
 
 def _repository_change(name: str, old: Pin, new: Pin, commits_between: CommitsBetween) -> RepositoryChange:

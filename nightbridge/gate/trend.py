@@ -81,6 +81,21 @@ class Trend(Model):
     values: tuple[float | None, ...] = Field(description="One per night; None where nothing was measured.")
     changes: tuple[Change, ...]
 
+    @property
+    def ongoing(self) -> Change | None:
+        """The change that began the level of the last night, where that is worse and nobody has decided about it.
+
+        One that was repaired, or that is a baseline since, is no cause of what is worse tonight.
+        """
+        from nightbridge.history.changepoints import DEFAULT_POLICY
+
+        metric = METRIC_BY_NAME[self.metric]
+        decided = max((at for at, change in enumerate(self.changes) if change.decision), default=-1)
+        later = self.changes[decided + 1 :]
+        levels = [(change.before, change.after) for change in later]
+        at, _held_to = _worse_since(metric, levels, metric.least(DEFAULT_POLICY.minimum_change))
+        return None if at is None else later[at]
+
 
 class NewLevel(NamedTuple):
     """A level that is worse or better: the change that began it, and both levels in the metric's unit."""
@@ -100,18 +115,27 @@ def ongoing_regression(metric: Metric, points: "Sequence[ChangePoint]", minimum_
 
     `points` are oldest first; `minimum_change` is the smallest relative change that counts.
     """
-    if not points:
-        return None
-    held_to, began = points[0].before, None
-    for point in points:
-        change = (point.after - held_to) / abs(held_to) if held_to else 0.0
+    at, held_to = _worse_since(metric, [(point.before, point.after) for point in points], minimum_change)
+    return None if at is None else NewLevel(points[at], held_to, points[-1].after)
+
+
+def _worse_since(
+    metric: Metric, levels: Sequence[tuple[float, float]], minimum_change: float
+) -> tuple[int | None, float]:
+    """Which change began the worse level that the last one is, None where it is not; and the level that is held to.
+
+    `levels`: those before and after each change, oldest first.
+    """
+    held_to, began = levels[0][0] if levels else 0.0, None
+    for at, (_before, after) in enumerate(levels):
+        change = (after - held_to) / abs(held_to) if held_to else 0.0
         if abs(change) >= minimum_change and metric.worse(change):
-            began = began or point
+            began = at if began is None else began
         else:
             began = None
             if abs(change) >= minimum_change:
-                held_to = point.after
-    return NewLevel(began, held_to, points[-1].after) if began else None
+                held_to = after
+    return began, held_to
 
 
 def lasting_improvement(metric: Metric, points: "Sequence[ChangePoint]", minimum_change: float) -> NewLevel | None:

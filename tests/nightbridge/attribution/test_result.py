@@ -32,9 +32,9 @@ from nightbridge.attribution.result import (
 )
 from nightbridge.bisect.plan import BisectPlan, Step
 from nightbridge.bisect.result import BisectResult
-from nightbridge.bisect.search import Answer, BisectPolicy, Measured
+from nightbridge.bisect.search import Answer, BisectPolicy, Failure, Measured
 from nightbridge.errors import InvalidInput
-from nightbridge.models import Comparison, StoreSettings, VerdictStatus
+from nightbridge.models import Comparison, StoreSettings, Suspects, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
 from tests.builders import (
     ATTRIBUTION_PLAN,
@@ -272,7 +272,7 @@ def verdict_of(night: str, metric: str = "step_time", **fields: Any) -> Any:
         metric=metric, unit="s", lower_is_better=True, value=1.08, baseline=1.0, threshold=0.05, status="regressed"
     )
     usual: Mapping[str, Any] = {"series": ATTRIBUTION_PLAN.series, "comparisons": (regressed,), "night": night}
-    return make_verdict(VerdictStatus.REGRESSED, **{**usual, **fields})
+    return make_verdict(**{"status": VerdictStatus.REGRESSED, **usual, **fields})
 
 
 def test_a_result_is_found_by_every_later_verdict_on_the_same_change(store: DirectoryStore) -> None:
@@ -288,6 +288,39 @@ def test_a_result_is_found_by_every_later_verdict_on_the_same_change(store: Dire
     assert result_for(store, verdict_of("2026-11-20"), "dgx") is None
     assert result_for(store, verdict_of("2026-11-24", metric="peak_memory"), "dgx") is None
     assert result_for(store, verdict_of("2026-11-24", series=""), "dgx") is None
+
+
+def test_a_result_about_a_change_that_was_repaired_is_not_that_of_tonight_s(store: DirectoryStore) -> None:
+    result = evaluate(ATTRIBUTION_PLAN, exchange_runs([2]))
+    keep_plan(store, ATTRIBUTION_PLAN)
+    keep_result(store, result)
+    own = Suspects(last_good="2026-11-20", night="2026-11-21", run_before="a", run_after="b")
+    other = own.model_copy(update={"last_good": "2026-12-20", "night": "2026-12-21"})
+
+    assert result_for(store, verdict_of("2026-12-21", since="2026-11-21", suspects=own), "dgx") == result
+    assert result_for(store, verdict_of("2026-12-21", since="2026-12-21", suspects=other), "dgx") is None
+
+
+@pytest.mark.parametrize(
+    ("searched", "status", "metric", "is_shown"),
+    [
+        ("failure", VerdictStatus.FAILED, "step_time", True),
+        ("failure", VerdictStatus.REGRESSED, "step_time", False),
+        ("losses", VerdictStatus.REGRESSED, "loss_curve", True),
+        ("losses", VerdictStatus.REGRESSED, "step_time", False),
+        ("step_time", VerdictStatus.FAILED, "step_time", False),
+    ],
+)
+def test_a_failure_s_cause_is_not_that_of_slower_steps(
+    store: DirectoryStore, searched: str, status: VerdictStatus, metric: str, is_shown: bool
+) -> None:
+    plan = ATTRIBUTION_PLAN.model_copy(update={"metric": searched, "levels": Failure(signature="failed: CUDA error")})
+    keep_plan(store, plan)
+    keep_result(store, evaluate(plan, ()))
+
+    found = result_for(store, verdict_of("2026-11-21", metric, status=status), "dgx")
+
+    assert (found is not None) is is_shown
 
 
 def test_attributions_are_on_their_month_s_account(store: DirectoryStore) -> None:

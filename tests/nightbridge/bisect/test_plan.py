@@ -1,7 +1,7 @@
 """From a history to what bisect searches, and what its runs are."""
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -9,8 +9,9 @@ import pytest
 from nightbridge.bisect.plan import BisectPlan, BisectRequest, keep_plan, load_plan, make_plan, point_run
 from nightbridge.bisect.result import Point, evaluate, next_points, point_of, price_of, result_lines, stored_points
 from nightbridge.bisect.search import Failure, Levels
-from nightbridge.bisect.shift import failure_of
+from nightbridge.bisect.shift import failure_of, requested_shift
 from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.gate.decisions import Decision
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GitRepo, JobState, JobStatus, RangeCommit, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
@@ -90,6 +91,60 @@ def test_one_regressed_night_is_enough_where_no_change_point_can_be_yet(
     assert (plan.metric, searched.good, searched.bad) == ("step_time", GOOD, BAD)
     assert isinstance(plan.levels, Levels)
     assert plan.levels.bad == pytest.approx(1.2)
+
+
+@pytest.fixture
+def night_after_night(make_row: Row, summary_of: Callable[..., Summary]) -> Callable[..., list[HistoryRow]]:
+    """Nights with these step times; those beyond a limit regressed."""
+
+    def made(step_times: Sequence[float], limit: float) -> list[HistoryRow]:
+        found = []
+        for number, step_time in enumerate(step_times):
+            status = VerdictStatus.REGRESSED if step_time > limit else VerdictStatus.PASSED
+            night = str(date(2026, 9, 1) + timedelta(days=number))
+            row = make_row(summary_of((step_time * (1 + 0.001 * (number % 3 - 1)),) * 50), night, verdict=status)
+            found.append(row.model_copy(update={"worse": {"step_time": 0.1} if step_time > limit else {}}))
+        return found
+
+    return made
+
+
+@pytest.mark.parametrize("metric", [None, "step_time"])
+def test_a_night_is_not_searched_for_a_change_that_was_repaired_long_ago(
+    night_after_night: Callable[..., list[HistoryRow]], metric: str | None
+) -> None:
+    rows = night_after_night([*[1.0] * 15, *[1.1] * 15, *[1.0] * 19, 1.3], limit=1.05)
+
+    shift = requested_shift(rows, no_verdict, metric)
+
+    assert (shift.since, shift.good.night, shift.bad.night) == (rows[49].night, rows[48].night, rows[49].night)
+
+
+def test_a_night_is_not_searched_for_a_level_that_was_accepted(
+    night_after_night: Callable[..., list[HistoryRow]],
+) -> None:
+    rows = night_after_night([*[1.0] * 15, *[1.1] * 25, 1.4], limit=1.2)
+    made = Decision(
+        kind="baseline",
+        **{name: getattr(rows[0], name) for name in ("cluster", "series", "test_id")},
+        since=rows[15].night,
+        night=rows[16].night,
+        who="ann",
+        why="new image",
+        when=datetime(2026, 12, 1, tzinfo=UTC),
+    )
+
+    shift = requested_shift(rows, no_verdict, None, (made,))
+
+    assert (shift.good.night, shift.bad.night) == (rows[39].night, rows[40].night)
+
+
+def test_where_nothing_is_worse_tonight_the_change_that_was_repaired_is_searched(
+    night_after_night: Callable[..., list[HistoryRow]],
+) -> None:
+    rows = night_after_night([*[1.0] * 15, *[1.1] * 15, *[1.0] * 19], limit=1.05)
+
+    assert requested_shift(rows, no_verdict, None).since == rows[15].night
 
 
 def test_a_history_in_which_nothing_became_worse_has_nothing_to_search(rows: Sequence[HistoryRow]) -> None:

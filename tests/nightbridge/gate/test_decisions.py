@@ -206,6 +206,19 @@ def test_accepting_a_series_decides_about_the_level_that_it_stands_at(
     assert read_decisions(store, cluster, SERIES) == (made,)
 
 
+@pytest.mark.parametrize("kind", ["baseline", "acknowledged", "fixed"])
+def test_a_level_begins_with_its_own_change_and_not_with_one_that_was_repaired_long_ago(
+    slowed: Callable[..., Any], store: DirectoryStore, kind: str
+) -> None:
+    _verdicts, rows = slowed(*[1.1] * 15, *[1.0] * 15, 1.3)
+    for row in rows:
+        put_row(store, row)
+
+    made = accept(store, SERIES, checked_kind(kind), who="ann", why="new image", cluster="dgx")
+
+    assert (made.since, made.night) == (night(50), night(50))
+
+
 def test_accepting_what_was_too_good_begins_with_its_first_night(
     slowed: Callable[..., Any], store: DirectoryStore
 ) -> None:

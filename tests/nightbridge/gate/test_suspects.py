@@ -86,6 +86,12 @@ class TestNights:
         assert before.night < rows[45].night <= after.night
         assert after.night < first_bad.night
 
+    @pytest.mark.parametrize("tonight", [[1.3], [1.3, 1.3]])
+    def test_a_change_that_was_repaired_long_ago_is_no_suspect(self, nights: Nights, tonight: list[float]) -> None:
+        verdict, rows = nights([*[1.0] * 15, *[1.1] * 15, *[1.0] * 19, *tonight])
+
+        assert suspect_nights(verdict, rows) == (rows[48], rows[49])
+
     @pytest.mark.parametrize("step_times", [[1.2], [1.0, 1.0]])
     def test_a_good_night_and_a_first_night_have_no_suspects(
         self, store: DirectoryStore, nights: Nights, step_times: list[float]
