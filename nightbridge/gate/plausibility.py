@@ -29,6 +29,8 @@ class Quantity(NamedTuple):
     of_data: str = ""
 
 
+LARGEST_RATE = "largest learning rate"
+
 QUANTITIES = (
     Quantity("world size"),
     Quantity("global batch size", "gb", "train.global_batch_size"),
@@ -41,11 +43,11 @@ QUANTITIES = (
     Quantity("consumed samples"),
     Quantity("precision", "compute_dtype"),
     # A rate is logged before or after its step, and a short schedule makes much of one step.
-    Quantity("largest learning rate", "lr", "optimizer.lr", tolerance=0.1),
+    Quantity(LARGEST_RATE, "lr", "optimizer.lr", tolerance=0.1),
     Quantity("last learning rate", tolerance=1.0),
 )
 
-NOT_AFTER_RESUME = frozenset({"consumed samples", "largest learning rate", "last learning rate"})
+NOT_AFTER_RESUME = frozenset({"consumed samples", LARGEST_RATE, "last learning rate"})
 
 
 class Gpu(NamedTuple):
@@ -91,6 +93,8 @@ def what_ran(record: RunRecord) -> dict[str, dict[str, Scalar]]:
     found: dict[str, dict[str, Scalar]] = {}
     for quantity in QUANTITIES:
         values = {"planned": value} if (value := _planned(quantity, test)) is not None else {}
+        if quantity.name == LARGEST_RATE and _may_still_warm_up(value, summary.ran.get(LARGEST_RATE, {})):
+            values = {}
         values |= summary.ran.get(quantity.name, {})
         if quantity.of_data in summary.ran:
             values["the data"] = next(iter(summary.ran[quantity.of_data].values()))
@@ -119,6 +123,17 @@ def _planned(quantity: Quantity, test: TestDefinition) -> Scalar | None:
         return float(written[0])
     except (TypeError, ValueError):  # an interpolation, which only the run itself can resolve
         return None
+
+
+def _may_still_warm_up(planned: Scalar | None, rates: Mapping[str, Scalar]) -> bool:
+    """Whether a run may have stayed below its planned rate because its warm-up is longer than itself.
+
+    Only its configuration knows the recipe's warm-up: where that ends in time, the configuration names the rate, too.
+    """
+    return "its configuration" not in rates and all(
+        isinstance(rate, float | int) and isinstance(planned, float | int) and 0 < rate < planned
+        for rate in rates.values()
+    )
 
 
 def _gpu_type(test: TestDefinition) -> str:

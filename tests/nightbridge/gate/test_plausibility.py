@@ -63,7 +63,11 @@ def test_a_first_night_with_a_contradiction_is_failed() -> None:
         ({"compute_dtype": "nvfp4"}, {}, {"precision": {"its configuration": "fp4"}}, True),
         ({"compute_dtype": "fp8_mx"}, {}, {"precision": {"its configuration": "bf16"}}, False),
         ({"lr": 3e-4}, {}, {"largest learning rate": {"the log": 2.85e-4}}, True),
-        ({"lr": 3e-4}, {}, {"largest learning rate": {"the log": 3e-5}}, False),
+        ({"lr": 3e-4}, {}, {"largest learning rate": {"the log": 3e-3}}, False),
+        ({"lr": 3e-4}, {}, {"largest learning rate": {"its configuration": 3e-5, "the log": 3e-5}}, False),
+        # A warm-up may be longer than the run: only its own configuration knows.
+        ({"lr": 3e-4}, {}, {"largest learning rate": {"the log": 7.5e-6, "TensorBoard": 7.5e-6}}, True),
+        ({}, {"optimizer.lr": "3e-4"}, {"largest learning rate": {"the log": 7.5e-6}}, True),
         ({"lr": 3e-4}, {}, {"largest learning rate": {"the log": 0.0}}, False),
     ],
 )
