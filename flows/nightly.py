@@ -72,15 +72,29 @@ MAX_RUNS_AT_ONCE = 64
 
 
 def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Cancel the jobs of a cancelled night, by the plan that it made. Prefect runs this in another process."""
+    """Cancel the jobs of a cancelled night, by the plan that it made. Prefect runs this in another process.
+
+    It is recorded as done once no job can live on; until then the reaper repeats it.
+    """
     plan = plan_of(flow_run) or plan_of(flow_run, _named_workspace(flow_run))
-    steps = (cancel_night, _cancel_attributions, record_cancelled, partial(_send_end, end="cancelled"))
-    by_plan = [partial(step, plan) for step in steps] if plan else []
-    for step in by_plan or [partial(_report_cancelled_unplanned, flow_run)]:
-        try:
-            step()
-        except NightbridgeError as error:  # the other steps are due all the same
-            run_log().error("%s", error)
+    if plan is None:
+        _succeeds(partial(_report_cancelled_unplanned, flow_run))
+        return
+    attributed = {test.test_id for test in plan.start.tests} if plan.site.budget.attribution else ()
+    searches = [partial(cancel_search, "attribute", test_id, plan.site) for test_id in attributed]
+    if all([_succeeds(step) for step in (partial(cancel_night, plan), *searches)]):
+        _succeeds(partial(record_cancelled, plan))
+    _succeeds(partial(_send_end, plan, "cancelled"))
+
+
+def _succeeds(step: Callable[[], None]) -> bool:
+    """Take a step of a cancellation; an error is logged, for the other steps are due all the same."""
+    try:
+        step()
+    except (NightbridgeError, OSError) as error:
+        run_log().error("%s", error)
+        return False
+    return True
 
 
 def _named_workspace(flow_run: FlowRun) -> Path | None:
@@ -88,12 +102,6 @@ def _named_workspace(flow_run: FlowRun) -> Path | None:
         return workspace_of(flow_run)
     except NightbridgeError:  # what the parameters name cannot be read now
         return None
-
-
-def _cancel_attributions(plan: NightPlan) -> None:
-    if plan.site.budget.attribution:
-        for test in {test.test_id for test in plan.start.tests}:
-            cancel_search("attribute", test, plan.site)
 
 
 def _report_cancelled_unplanned(flow_run: FlowRun) -> None:

@@ -188,9 +188,10 @@ def _ended_of_late(client: SyncPrefectClient, kind: StateType, patience: Patienc
 
 
 def _finish_cancellation(client: SyncPrefectClient, run: FlowRun) -> None:
-    """Cancel the jobs of a cancelled night, unless that is recorded as done.
+    """Cancel the jobs of a cancelled night, unless that is recorded as done since it was last started.
 
-    A suspended night has no process, so Prefect runs no hook when it is cancelled.
+    A suspended night has no process, so Prefect runs no hook when it is cancelled. Of any other, the hook may have
+    left open whether a job lives on: Slurm did not answer it, or sbatch was under way.
     """
     # Here, and not every five minutes: the flow of a night is half a second of imports, and hardly ever needed.
     from nightbridge.flows.nightly import cancel_hook, nightly
@@ -198,15 +199,20 @@ def _finish_cancellation(client: SyncPrefectClient, run: FlowRun) -> None:
 
     try:
         plan = plan_of(run)
-        if plan is None or is_recorded(plan):
+        if plan is None or is_recorded(plan, max(_starts(client, run), default=plan.start.begun_at)):
             return
     except NightbridgeError as error:
         get_run_logger().warning("%s: whether its jobs are cancelled cannot be read: %s", run.name, error)
         return
     assert run.state is not None  # it was found by its state
+    get_run_logger().warning("%s (%s): it was cancelled, its jobs may live: cancelling them", run.name, run.id)
     cancel_hook(nightly, run, run.state)
     _end_children(client, run.id, Cancelled(message="The night was cancelled"))
-    get_run_logger().warning("%s (%s): its jobs were cancelled", run.name, run.id)
+
+
+def _starts(client: SyncPrefectClient, run: FlowRun) -> list[datetime]:
+    states = client.read_flow_run_states(run.id)
+    return [state.timestamp for state in states if state.type is StateType.RUNNING]
 
 
 def _resume(client: SyncPrefectClient, run: FlowRun) -> None:

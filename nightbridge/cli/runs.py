@@ -211,12 +211,11 @@ def cancel(
         _attempts(keys[0], site)
     if not keys:
         raise InvalidInput("no such night", subject=night, advice="`nightbridge nights` lists the nights")
-    cluster = open_site_cluster(site)
-    cancelled = [(key, job_id) for key in keys for job_id in cancel_jobs(key, site.workspace, cluster)]
-    what = "night" if night else "run"
-    print(
-        "\n".join(f"cancelled job {job_id} of {key}" for key, job_id in cancelled) or f"no job of this {what} is live"
-    )
+    cancelled = cancel_jobs(keys, site.workspace, open_site_cluster(site))
+    print_all(f"cancelled job {job_id} of {key}" for key, job_id in cancelled.jobs)
+    cancelled.check(f"night {night}" if night else keys[0])
+    if not cancelled.jobs:
+        print(f"no job of this {'night' if night else 'run'} is live")
 
 
 def _night_lines(report: "NightReport", file: Path, options: str) -> "Iterator[str | Table]":

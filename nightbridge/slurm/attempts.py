@@ -5,14 +5,17 @@ outcome, or a person, opens the next one, whose job leaves out the nodes that fa
 between the runs of a night as dependencies between Slurm jobs.
 """
 
+import contextlib
 import enum
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from nightbridge.embedded.notation import hostnames
-from nightbridge.errors import InvalidInput, LaunchRefused
+from nightbridge.errors import InvalidInput, LaunchRefused, NightbridgeError, StatusUnknown
 from nightbridge.files import read_model, write_model
 from nightbridge.models import (
     ClusterLimits,
@@ -25,6 +28,7 @@ from nightbridge.models import (
     RunDependency,
     RunSpec,
     Site,
+    utc_now,
 )
 from nightbridge.sbatch_options import SBATCH, script_options, split_options
 from nightbridge.slurm.attempt_files import (
@@ -34,10 +38,12 @@ from nightbridge.slurm.attempt_files import (
     current_attempt,
     open_attempt,
     read_attempt,
+    read_intents,
     read_submission,
 )
-from nightbridge.slurm.protocol import Cluster
+from nightbridge.slurm.protocol import Cluster, Lookup
 from nightbridge.slurm.states import TERMINAL
+from nightbridge.store.transfers import in_parallel
 
 log = logging.getLogger(__name__)
 
@@ -120,17 +126,87 @@ def jobs_of(attempt: AttemptContext, cluster: Cluster) -> tuple[JobStatus, ...]:
     return cluster.find(attempt.name).jobs
 
 
-def cancel_jobs(run_key: str, workspace: Path, cluster: Cluster) -> tuple[int, ...]:
-    """Cancel every live job of a run and return their ids."""
-    live = [
-        status.job_id
-        for attempt in attempts_of(run_key, workspace)
-        for status in jobs_of(attempt, cluster)
-        if status.state not in TERMINAL
-    ]
-    for job_id in live:
-        cluster.cancel(job_id)
-    return tuple(live)
+_TOLD = 3
+"""Doubts that a message tells; the others are counted."""
+
+
+class CancelledJobs(NamedTuple):
+    """The jobs that a cancellation has reached, and why others may live on."""
+
+    jobs: tuple[tuple[str, int], ...]
+    """Run key and id of each job."""
+    doubts: tuple[str, ...]
+    """What failed or was not answered, for each attempt; none when it is known that no job of the runs lives on."""
+
+    def check(self, subject: str) -> None:
+        """Raise where a job may live on.
+
+        Raises:
+            StatusUnknown: One may.
+        """
+        if self.doubts:
+            told = [*self.doubts[:_TOLD]]
+            told += [f"and {len(self.doubts) - _TOLD} more"] if len(self.doubts) > _TOLD else []
+            raise StatusUnknown(
+                f"not every job is known to be cancelled: {'; '.join(told)}", subject=subject, advice="Cancel it again"
+            )
+
+
+def cancel_jobs(run_keys: Iterable[str], workspace: Path, cluster: Cluster) -> CancelledJobs:
+    """Cancel every live job of these runs, whatever their attempt; what fails for one job spares no other.
+
+    Several at once: a Slurm that does not answer takes a minute each to say so, and a person waits.
+    """
+    found = in_parallel(partial(_cancel_run, workspace=workspace.absolute(), cluster=cluster), list(run_keys))
+    return CancelledJobs(
+        jobs=tuple(job for run in found for job in run.jobs),
+        doubts=tuple(doubt for run in found for doubt in run.doubts),
+    )
+
+
+def _cancel_run(run_key: str, workspace: Path, cluster: Cluster) -> CancelledJobs:
+    jobs: list[tuple[str, int]] = []
+    doubts: list[str] = []
+    with _noted(doubts, run_key):
+        # By their folders: a record that is damaged or missing must not keep a job alive.
+        for attempt_dir in sorted((workspace / "runs" / run_key).glob("a[1-9]*")):
+            name = f"{run_key}-{attempt_dir.name}"
+            with _noted(doubts, name):
+                lookup = cluster.find(name)
+                for job_id in _live_jobs(name, lookup, cluster):
+                    with _noted(doubts, name):
+                        cluster.cancel(job_id)
+                        jobs.append((run_key, job_id))
+                _check_certain(lookup, attempt_dir, cluster.accounting_horizon)
+    return CancelledJobs(tuple(jobs), tuple(doubts))
+
+
+@contextlib.contextmanager
+def _noted(doubts: list[str], name: str) -> Iterator[None]:
+    try:
+        yield
+    except (NightbridgeError, OSError) as error:
+        doubts.append(f"{name}: {error.happened if isinstance(error, NightbridgeError) else error}")
+
+
+def _live_jobs(name: str, lookup: Lookup, cluster: Cluster) -> list[int]:
+    """The ids of the jobs of this name that are alive, and still have their ids.
+
+    Accounting goes on calling a job alive that slurmctld has lost, and another job may have got its id since.
+    """
+    found = [job.job_id for job in lookup.jobs if job.state not in TERMINAL]
+    now = cluster.states(found) if found else {}
+    return [job_id for job_id, status in now.items() if status.name == name and status.state not in TERMINAL]
+
+
+def _check_certain(lookup: Lookup, attempt_dir: Path, horizon: float) -> None:
+    """Raise where the attempt may have a job that the lookup does not show."""
+    if not lookup.complete:
+        raise StatusUnknown("squeue or sacct did not answer")
+    for intent in read_intents(attempt_dir) if not lookup.jobs else ():
+        age = (utc_now() - intent.at).total_seconds()
+        if age < horizon:
+            raise StatusUnknown(f"{intent.host} may have submitted it {age:.0f} s ago")
 
 
 # Slurm took these jobs away from nodes that are well.

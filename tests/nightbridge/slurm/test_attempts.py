@@ -180,7 +180,7 @@ def test_the_cluster_may_fail_so_often_and_no_more(site: Site, most: int) -> Non
 def cluster(site: Site) -> Iterator[LocalCluster]:
     opened = LocalCluster(site.cluster, site.workspace / "cluster", kill_wait=KILL_WAIT)
     yield opened
-    for job_id in cancel_jobs(RUN.run_key, site.workspace, opened):
+    for _, job_id in cancel_jobs([RUN.run_key], site.workspace, opened).jobs:
         wait_for_end(opened, job_id)
 
 
@@ -205,11 +205,11 @@ def test_cancelling_a_run_ends_its_live_jobs_and_no_others(site: Site, cluster: 
     other = start(cluster, next_attempt(other_run, site), "sleep 300")
     wait_for_state(cluster, live, "RUNNING")
 
-    assert cancel_jobs(RUN.run_key, site.workspace, cluster) == (live,)
+    assert cancel_jobs([RUN.run_key], site.workspace, cluster) == (((RUN.run_key, live),), ())
 
     assert wait_for_end(cluster, live).state == "CANCELLED"
     assert cluster.states([ended])[ended].state == "COMPLETED"
     assert cluster.states([other])[other].state in ("PENDING", "RUNNING")
-    assert cancel_jobs(RUN.run_key, site.workspace, cluster) == ()
-    assert cancel_jobs(other_run.run_key, site.workspace, cluster) == (other,)
+    assert cancel_jobs([RUN.run_key], site.workspace, cluster) == ((), ())
+    assert cancel_jobs([other_run.run_key], site.workspace, cluster) == (((other_run.run_key, other),), ())
     wait_for_end(cluster, other)

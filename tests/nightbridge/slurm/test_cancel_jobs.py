@@ -1,0 +1,188 @@
+"""When it is known that no job of a run lives on: through commands that answer as Slurm's do, or not at all."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from nightbridge.errors import StatusUnknown
+from nightbridge.files import write_model
+from nightbridge.models import ClusterSettings, utc_now
+from nightbridge.slurm.attempt_files import AttemptContext, Intent, open_attempt
+from nightbridge.slurm.attempts import cancel_jobs
+from nightbridge.slurm.command_line import CommandLineCluster
+
+KEYS = tuple(f"llama-2026-11-21-000000000{number}" for number in (1, 2, 3))
+
+COMMANDS = {
+    "squeue": 'cat "$(dirname "$0")/squeue.txt" || { echo "Unable to contact slurm controller" >&2; exit 1; }',
+    "sacct": 'cat "$(dirname "$0")/sacct.txt" || { echo "Problem talking to the database" >&2; exit 1; }',
+    "scancel": 'echo "$1" >> "$(dirname "$0")/cancelled"; cat "$(dirname "$0")/refused-$1" >&2 2>/dev/null',
+}
+
+
+class Slurm(CommandLineCluster):
+    """Slurm whose commands answer with what a test writes; a source without an answer is away."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(ClusterSettings(kind="slurm", name="c", bin_dir=folder))
+        self.folder = folder
+        for name, body in COMMANDS.items():
+            (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+            (folder / name).chmod(0o755)
+
+    def say(self, *, live: dict[int, str] | None, past: dict[int, str] | None) -> None:
+        """Let squeue and sacct report running jobs of these names, by their ids."""
+        at = "2026-11-21T01:00:00|2026-11-21T01:01:00"
+        rows = {
+            "squeue.txt": live and {i: f"{i}|RUNNING|{at}|N/A|node1|None|{name}" for i, name in live.items()},
+            "sacct.txt": past and {i: f"{i}|RUNNING|{at}|Unknown|node1|None|0:0|{name}" for i, name in past.items()},
+        }
+        for file, answer in zip(rows, (live, past), strict=True):
+            (self.folder / file).unlink(missing_ok=True)
+            if answer is not None:
+                (self.folder / file).write_text("".join(f"{row}\n" for row in (rows[file] or {}).values()))
+
+    @property
+    def cancelled(self) -> Sequence[int]:
+        path = self.folder / "cancelled"
+        return sorted(map(int, path.read_text().split())) if path.exists() else ()
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Slurm:
+    (tmp_path / "bin").mkdir()
+    return Slurm(tmp_path / "bin")
+
+
+@pytest.fixture
+def attempts(slurm: Slurm, tmp_path: Path) -> list[AttemptContext]:
+    """The first attempts of three runs, whose jobs 100, 101 and 102 run."""
+    opened = [open_attempt(tmp_path, key, slurm.settings) for key in KEYS]
+    slurm.say(live={100 + n: attempt.name for n, attempt in enumerate(opened)}, past={})
+    return opened
+
+
+def declare(attempt: AttemptContext, *, seconds_ago: float) -> None:
+    folder = attempt.attempt_dir
+    at = utc_now() - timedelta(seconds=seconds_ago)
+    intent = Intent(at=at, host="login1", pid=4711, launcher_script=folder / "job.sh", experiment_dir=folder)
+    write_model(folder / "intent.json", intent)
+
+
+def test_every_live_job_of_the_runs_is_cancelled(slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path) -> None:
+    found = cancel_jobs(KEYS, tmp_path, slurm)
+
+    found.check("night")
+    assert found.jobs == ((KEYS[0], 100), (KEYS[1], 101), (KEYS[2], 102))
+    assert slurm.cancelled == [100, 101, 102]
+
+
+@pytest.mark.parametrize(("live", "past"), [(None, None), ({}, None), (None, {})])
+def test_a_source_that_does_not_answer_leaves_open_whether_a_job_lives(
+    slurm: Slurm,
+    attempts: list[AttemptContext],
+    tmp_path: Path,
+    live: dict[int, str] | None,
+    past: dict[int, str] | None,
+) -> None:
+    slurm.say(live=live, past=past)
+
+    found = cancel_jobs(KEYS[:1], tmp_path, slurm)
+
+    assert found.jobs == ()
+    with pytest.raises(StatusUnknown, match=rf"{attempts[0].name}: squeue or sacct did not answer"):
+        found.check("night")
+
+
+def test_accounting_that_is_away_keeps_no_job_alive(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+) -> None:
+    slurm.say(live={100: attempts[0].name}, past=None)
+
+    found = cancel_jobs(KEYS[:1], tmp_path, slurm)
+
+    assert (found.jobs, slurm.cancelled) == (((KEYS[0], 100),), [100])
+    assert found.doubts
+
+
+@pytest.mark.parametrize("refusal", ["Socket timed out on send/recv operation", "Access/permission denied"])
+def test_a_job_that_cannot_be_cancelled_is_named_and_spares_no_other(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path, refusal: str
+) -> None:
+    (slurm.folder / "refused-100").write_text(f"scancel: error: Kill job error on job id 100: {refusal}\n")
+
+    found = cancel_jobs(KEYS, tmp_path, slurm)
+
+    assert slurm.cancelled == [100, 101, 102]
+    assert found.jobs == ((KEYS[1], 101), (KEYS[2], 102))
+    with pytest.raises(StatusUnknown, match=rf"not every job .*{attempts[0].name}: job 100: .*{refusal}"):
+        found.check("night")
+
+
+def test_a_job_is_found_by_its_attempts_folder_whatever_became_of_the_record(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+) -> None:
+    (attempts[0].attempt_dir / "attempt.json").write_text("{")
+    (attempts[1].attempt_dir / "attempt.json").unlink()
+
+    found = cancel_jobs(KEYS, tmp_path, slurm)
+
+    assert (slurm.cancelled, found.doubts) == ([100, 101, 102], ())
+
+
+def test_the_job_of_somebody_else_who_got_the_id_is_left_alone(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+) -> None:
+    slurm.say(live={100: "of-another-program"}, past={100: attempts[0].name})
+
+    found = cancel_jobs(KEYS[:1], tmp_path, slurm)
+
+    assert (found.jobs, found.doubts, slurm.cancelled) == ((), (), ())
+
+
+def test_a_job_that_slurm_has_lost_is_not_cancelled(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+) -> None:
+    slurm.say(live={}, past={100: attempts[0].name})
+
+    found = cancel_jobs(KEYS[:1], tmp_path, slurm)
+
+    assert (found.jobs, found.doubts, slurm.cancelled) == ((), (), ())
+
+
+def test_an_sbatch_that_may_still_be_under_way_leaves_open_whether_there_is_a_job(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+) -> None:
+    slurm.say(live={}, past={})
+    declare(attempts[0], seconds_ago=3)
+
+    with pytest.raises(StatusUnknown, match=rf"{attempts[0].name}: login1 may have submitted it 3 s ago"):
+        cancel_jobs(KEYS, tmp_path, slurm).check("night")
+
+    declare(attempts[0], seconds_ago=slurm.accounting_horizon + 1)
+    assert cancel_jobs(KEYS, tmp_path, slurm).doubts == ()
+
+
+def test_an_intent_whose_job_is_there_leaves_nothing_open(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+) -> None:
+    declare(attempts[0], seconds_ago=3)
+
+    assert cancel_jobs(KEYS, tmp_path, slurm).doubts == ()
+    assert slurm.cancelled == [100, 101, 102]
+
+
+def test_a_night_without_an_answer_is_told_in_one_line(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+) -> None:
+    for _ in range(2):
+        open_attempt(tmp_path, KEYS[0], slurm.settings)
+    slurm.say(live=None, past=None)
+
+    with pytest.raises(StatusUnknown) as raised:
+        cancel_jobs(KEYS, tmp_path, slurm).check("night 2026-11-21")
+
+    assert raised.value.happened.startswith("night 2026-11-21: not every job is known to be cancelled: ")
+    assert raised.value.happened.endswith(f"{KEYS[0]}-a3: squeue or sacct did not answer; and 2 more")
