@@ -4,13 +4,12 @@ Plain functions, no tasks: Prefect calls cancellation hooks outside of any run, 
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
 from nightbridge.errors import DamagedData
-from nightbridge.gate.control import most_pairs
 from nightbridge.models import NightReport, RunSpec, Site, Verdict, VerdictStatus, slug
 from nightbridge.nights.records import NightPlan, read_end, record_end
 from nightbridge.slurm.attempts import attempts_of, cancel_jobs, read_ended
@@ -68,14 +67,7 @@ def cancel_night(plan: NightPlan) -> None:
     Raises:
         StatusUnknown: A job may live on. What could be cancelled is.
     """
-    cancel_runs(f"night {plan.start.night}", _run_keys_of(plan), plan.site)
-
-
-def _run_keys_of(plan: NightPlan) -> Iterator[str]:
-    """The keys of every run that a night may have started: its own, and the pairs or re-runs that confirm them."""
-    for run in plan.runs:
-        for number in range(2 * (most_pairs(run.test.gate) + 1) + 1):  # one pair more may try suspect nodes
-            yield run.model_copy(update={"repeat": number}).run_key
+    cancel_runs(f"night {plan.start.night}", plan.run_keys(), plan.site)
 
 
 def record_cancelled(plan: NightPlan) -> None:

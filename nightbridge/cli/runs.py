@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from nightbridge.models import NightReport, Site, SiteChoice
-    from nightbridge.nights.records import Night
+    from nightbridge.nights.records import Night, NightStart
     from nightbridge.nights.status import RunStatus
     from nightbridge.slurm.attempt_files import AttemptContext
     from nightbridge.store.protocol import ObjectStore
@@ -205,7 +205,8 @@ def cancel(
         raise InvalidInput("nothing to cancel", subject="cancel", advice="Name a run, or a night with --night ID")
     site = load_site(choice)
     if night:
-        keys = [run.run_key for found in find_nights(open_site_store(site), night=night) for run in found.start.tests]
+        nights = find_nights(open_site_store(site), night=night)
+        keys = [key for found in nights for key in _keys_of_night(found.start, site.workspace)]
     else:
         keys = [named_run(site, run_key)]
         _attempts(keys[0], site)
@@ -216,6 +217,17 @@ def cancel(
     cancelled.check(f"night {night}" if night else keys[0])
     if not cancelled.jobs:
         print(f"no job of this {'night' if night else 'run'} is live")
+
+
+def _keys_of_night(start: "NightStart", workspace: Path) -> "Iterator[str]":
+    """The keys of all runs of a night; without its plan, those that it began with."""
+    from nightbridge.nights.records import plan_path, read_plan
+
+    plan = read_plan(plan_path(workspace, start.flow_run))
+    if plan is not None and (plan.start.night, plan.start.scenario) == (start.night, start.scenario):
+        yield from plan.run_keys()
+    else:
+        yield from (run.run_key for run in start.tests)
 
 
 def _night_lines(report: "NightReport", file: Path, options: str) -> "Iterator[str | Table]":

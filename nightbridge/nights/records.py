@@ -133,6 +133,15 @@ class NightPlan(StoredModel):
     site: Site
     limits: ClusterLimits | None = Field(None, description="The cluster's limits, where a sweep needed them.")
 
+    def run_keys(self) -> Iterator[str]:
+        """The keys of every run that it may have started: its own, and the pairs or re-runs that confirm them."""
+        # Here: the weighing of pairs is heavy, and whoever lists nights does without it.
+        from nightbridge.gate.control import most_pairs
+
+        for run in self.runs:
+            for number in range(2 * (most_pairs(run.test.gate) + 1) + 1):  # one pair more may try suspect nodes
+                yield run.model_copy(update={"repeat": number}).run_key
+
 
 class NightVerdict(Model):
     """A verdict of a night, in short."""

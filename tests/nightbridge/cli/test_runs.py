@@ -18,13 +18,16 @@ from nightbridge.models import (
     ClusterSettings,
     JobState,
     NightReport,
+    RunSpec,
+    Scenario,
+    Site,
     StoreSettings,
     Verdict,
     VerdictStatus,
     make_run_key,
     utc_now,
 )
-from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
+from nightbridge.nights.records import NightPlan, NightStart, NightTest, record_end, record_start, write_plan
 from nightbridge.slurm.attempt_files import SUBMISSION_FILE, Submission, open_attempt
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.store.protocol import open_store
@@ -287,6 +290,43 @@ def test_all_jobs_of_a_night_are_cancelled(
     wait_for(job[0], JobState.CANCELLED)
     assert nightbridge("cancel", "--night", "2026-01-01", *site)[0] == 2
     assert nightbridge("cancel", *site)[0] == 2
+
+
+def test_the_runs_that_confirm_a_night_are_cancelled_with_it(
+    nightbridge: Program, nights: Path, job: tuple[LocalCluster, Path, NightStart]
+) -> None:
+    cluster, _log, start = job
+    run = RunSpec(scenario=start.scenario, night=start.night, test=builders.make_test(id="llama"))
+    plan = NightPlan(
+        start=start, scenario=Scenario(name=start.scenario, tests=()), runs=(run,), site=Site(workspace=nights)
+    )
+    write_plan(plan)
+    again = open_attempt(nights, run.model_copy(update={"repeat": 2}).run_key, cluster.settings)
+    script = again.attempt_dir / "job.sh"
+    script.write_text("#!/bin/bash\nsleep 100\n")
+    second = cluster.submit(again.name, script, ["--output=/dev/null"])
+
+    code, out, _ = nightbridge("cancel", "--night", start.night, "--workspace", str(nights))
+
+    keys = start.tests[0].run_key, again.run_key
+    assert (code, out) == (0, f"cancelled job 1 of {keys[0]}\ncancelled job {second} of {keys[1]}\n")
+
+
+def test_a_cancellation_that_slurm_does_not_answer_is_no_success(nightbridge: Program, tmp_path: Path) -> None:
+    workspace, bin_dir = tmp_path / "ws", tmp_path / "bin"
+    settings = ClusterSettings(kind="slurm", name="c", bin_dir=bin_dir)
+    attempt = open_attempt(workspace, "test-2026-11-21-0123456789", settings)
+    bin_dir.mkdir()
+    for name in ("squeue", "sacct"):
+        (bin_dir / name).write_text("#!/bin/sh\necho error: no answer >&2\nexit 1\n")
+        (bin_dir / name).chmod(0o755)
+    system = tmp_path / "site.toml"
+    system.write_text(f'workspace = "{workspace}"\n[cluster]\nkind = "slurm"\nname = "c"\nbin_dir = "{bin_dir}"\n')
+
+    code, out, err = nightbridge("cancel", attempt.run_key, "--system", str(system))
+
+    assert (code, out) == (4, "")
+    assert f"not every job is known to be cancelled: {attempt.name}: squeue or sacct did not answer" in err
 
 
 def test_a_night_is_watched_until_it_has_ended(
