@@ -1,7 +1,6 @@
 """What became worse in a history: which metric, or which failure, between which two nights."""
 
 import math
-import re
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from pydantic import Field
 from nightbridge.bisect.search import BisectPolicy, Failure, Levels
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.decisions import Decision
-from nightbridge.gate.trend import trends
+from nightbridge.gate.trend import failure_signature, trends
 from nightbridge.history.nightly_values import BROKEN, Night, nights_of
 from nightbridge.history.rows import (
     COMPLETE_OUTCOMES,
@@ -23,14 +22,6 @@ from nightbridge.history.rows import (
 )
 from nightbridge.models import GOOD_VERDICTS, Model, NightId, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
-
-# What is another in each run: addresses, numbers of ranks, nodes, steps and bytes; folders and what is in quotes stay
-# as long as they hold none of these, for a missing module or file is known by its name.
-_BY_CHANCE = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{12,}\b|\d+(?:[.:,]\d+)*", re.IGNORECASE)
-_FOLDERS = re.compile(r"(?:/[\w.@#+-]+)+/")
-
-LONGEST = 200
-"""Characters of a failure's signature: what comes after them is detail."""
 
 VerdictOf = Callable[[HistoryRow], Verdict | None]
 """A run's row to its verdict; None where it has none."""
@@ -107,7 +98,7 @@ def failure_of(verdict: Verdict) -> str | None:
     if verdict.status not in BROKEN:
         return None
     reason = verdict.reasons[0] if verdict.reasons else ""
-    return f"{verdict.status}: {_BY_CHANCE.sub('#', _FOLDERS.sub('', reason))[:LONGEST]}"
+    return f"{verdict.status}: {failure_signature(reason)}"
 
 
 def metric_named(name: str) -> Metric:

@@ -8,6 +8,7 @@ The nights before also tell what of a verdict is news: a fault that stands since
 """
 
 import itertools
+import re
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import Field
 
 from nightbridge.gate.decisions import Decision, decision_on, is_accepted
-from nightbridge.history.nightly_values import Night, adjusted, night_values, nights_of, values_of
-from nightbridge.history.rows import HistoryRow, hardly_moved
+from nightbridge.history.nightly_values import BROKEN, Night, adjusted, night_values, nights_of, values_of
+from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, hardly_moved
 from nightbridge.models import (
     EXIT_CODES,
     ListedCommit,
@@ -43,6 +44,14 @@ WITHOUT_RESULT = frozenset({VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTUR
 
 MODES_TAKE_TURNS = 15
 """A test that was unstable in so many nights is so still: a fast night in between says nothing else."""
+
+LONGEST = 200
+"""Characters of a failure's signature: what comes after them is detail."""
+
+# What is another in each run: addresses, numbers of ranks, nodes, steps and bytes; folders and what is in quotes stay
+# as long as they hold none of these, for a missing module or file is known by its name.
+_BY_CHANCE = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{12,}\b|\d+(?:[.:,]\d+)*", re.IGNORECASE)
+_FOLDERS = re.compile(r"(?:/[\w.@#+-]+)+/")
 
 MAX_NIGHTS_SHOWN = 28
 MAX_FURTHER_SHOWN = 7
@@ -162,9 +171,14 @@ class Standing(NamedTuple):
     since: str
 
 
-def standing(verdict: Verdict, past: Sequence[Night]) -> Standing:
-    """Whether it is new, worse, better or over, or stands. `past`: the nights before, oldest first, judged."""
-    judged = [night.own for night in past if night.own.verdict not in WITHOUT_RESULT]
+def failure_signature(reason: str) -> str:
+    """What two runs that broke in the same way have in common of why, without what differs by chance."""
+    return _BY_CHANCE.sub("#", _FOLDERS.sub("", reason))[:LONGEST]
+
+
+def standing(verdict: Verdict, nights: Sequence[Night]) -> Standing:
+    """Whether it is new, worse, better or over, or stands. `nights`: oldest first and judged, tonight itself last."""
+    judged = [night.own for night in nights[:-1] if night.own.verdict not in WITHOUT_RESULT]
     before = judged[-1].verdict if judged else None
     if not EXIT_CODES[verdict.status]:
         if before and EXIT_CODES[before]:
@@ -174,16 +188,26 @@ def standing(verdict: Verdict, past: Sequence[Night]) -> Standing:
     if verdict.status is VerdictStatus.UNSTABLE:
         unstable = [row.night for row in judged[-MODES_TAKE_TURNS:] if row.verdict is verdict.status]
         return Standing("standing", unstable[0]) if unstable else Standing("new", verdict.night)
-    if verdict.status in WITHOUT_RESULT or verdict.status is not before:
+    own = _fault(nights[-1].own.model_copy(update={"verdict": verdict.status}))
+    same = list(itertools.takewhile(lambda row: _fault(row) == own, reversed(judged)))
+    if verdict.status in WITHOUT_RESULT or not same:
         return Standing("new", verdict.night)
-    streak = next((index for index, row in enumerate(reversed(judged)) if row.verdict is not before), len(judged))
     known = judged[-1].worse
     worse = any(
         item.metric not in known or abs(item.change or 0.0) > abs(known[item.metric]) + item.threshold
         for item in verdict.comparisons
         if item.status == "regressed"
     )
-    return Standing("worse" if worse else "standing", judged[-streak].night)
+    return Standing("worse" if worse else "standing", same[-1].night)
+
+
+def _fault(row: HistoryRow) -> tuple[object, ...]:
+    """What a night has in common with those on which the same is wrong: of a broken run also how it broke."""
+    if row.verdict not in BROKEN:
+        return (row.verdict,)
+    if row.outcome not in COMPLETE_OUTCOMES:
+        return (row.verdict, row.outcome, failure_signature(row.outcome_reason))
+    return (row.verdict, bool(row.summary.non_finite_steps), *map(failure_signature, row.summary.damage[:1]))
 
 
 def trends(rows: Sequence[HistoryRow], decisions: Sequence[Decision] = ()) -> tuple[Trend, ...]:

@@ -124,7 +124,7 @@ def compare(record: RunRecord, history: Sequence[HistoryRow], evidence: Evidence
         other = _other_topology(tonight.nights[-1].own, history)
         verdict = _with_few_nights(verdict, len(baseline), tonight)
         verdict = verdict.model_copy(update={"reasons": (*verdict.reasons, *other, *evidence.split)})
-    return verdict.model_copy(update=standing(verdict, tonight.nights[:-1])._asdict())
+    return verdict.model_copy(update=standing(verdict, tonight.nights)._asdict())
 
 
 def compare_with(record: RunRecord, baseline: Sequence[HistoryRow]) -> Verdict:

@@ -44,6 +44,42 @@ def test_only_what_changed_is_news(levels: tuple[float, ...], news: list[str]) -
     assert [verdict.news for verdict in nights(*levels)] == news
 
 
+OOM, CRASH = (
+    (Outcome.OUT_OF_MEMORY, "CUDA out of memory after 12 of 50 steps"),
+    (Outcome.PROGRAM_ERROR, "ImportError: x"),
+)
+
+
+@pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        ((OOM, CRASH), [("new", "2026-11-09"), ("new", "2026-11-10")]),
+        ((OOM, CRASH, CRASH), [("new", "2026-11-09"), ("new", "2026-11-10"), ("standing", "2026-11-10")]),
+        ((CRASH, (Outcome.PROGRAM_ERROR, "IndexError: y")), [("new", "2026-11-09"), ("new", "2026-11-10")]),
+        (
+            (OOM, (OOM[0], "CUDA out of memory after 9 of 50 steps")),
+            [("new", "2026-11-09"), ("standing", "2026-11-09")],
+        ),
+        (
+            (OOM, (Outcome.INFRASTRUCTURE, ""), OOM),
+            [("new", "2026-11-09"), ("new", "2026-11-10"), ("standing", "2026-11-09")],
+        ),
+    ],
+    ids=["another", "another that stands", "another error", "at another step", "a night without a result"],
+)
+def test_only_the_same_failure_stands(
+    failures: tuple[tuple[Outcome, str], ...], expected: list[tuple[str, str]]
+) -> None:
+    rows: list[HistoryRow] = []
+    verdicts = []
+    for day, (outcome, reason) in enumerate([(Outcome.SUCCEEDED, "")] * 8 + list(failures), start=1):
+        record = make_record(night=f"2026-11-{day:02}", outcome=outcome, outcome_reason=reason)
+        verdicts.append(compare(record, rows))
+        rows.append(row_of(record, verdicts[-1]))
+
+    assert [(verdict.news, verdict.since) for verdict in verdicts[8:]] == expected
+
+
 def test_what_stands_says_since_when() -> None:
     verdicts = nights(SLOW, SLOW, AWAY, SLOWER, GOOD)
 
