@@ -350,12 +350,13 @@ def _trend(metric: Metric, nights: Sequence[Night], decisions: Sequence[Decision
     points = find_change_points(series[statistic], DEFAULT_POLICY.model_copy(update={"minimum_change": least}))
     changes = []
     for point in points:
-        last_before, latest = nights[max(0, point.earliest - 1)], nights[point.latest]
+        before, first = _start_of(metric, point, nights, series[statistic])
+        last_before, begin, latest = nights[before], nights[first].own.night, nights[point.latest]
         changes.append(
             Change(
                 metric=metric.name,
                 statistic=statistic,
-                night=nights[point.index].own.night,
+                night=begin,
                 last_night_before=last_before.own.night,
                 latest_night=latest.own.night,
                 before=point.before,
@@ -364,7 +365,7 @@ def _trend(metric: Metric, nights: Sequence[Night], decisions: Sequence[Decision
                 worse=metric.worse(point.change),
                 p_value=point.p_value,
                 suspects=_changed_pins(last_before.own, latest.own),
-                decision=decision_on(decisions, metric.name, last_before.own.night, nights[point.index].own.night),
+                decision=decision_on(decisions, metric.name, last_before.own.night, begin),
             )
         )
     return Trend(
@@ -374,6 +375,22 @@ def _trend(metric: Metric, nights: Sequence[Night], decisions: Sequence[Decision
         values=tuple(raw[metric.field]),
         changes=tuple(changes),
     )
+
+
+def _start_of(
+    metric: Metric, point: "ChangePoint", nights: Sequence[Night], values: Sequence[float | None]
+) -> tuple[int, int]:
+    """The last night that certainly had the old level, and the first one of the new: none that regressed is before it.
+
+    While a level is young its first nights are taken for accidents, and it seems to begin a night or two later.
+    """
+    certain = at = max(0, point.earliest - 1)
+    while at and metric.worse(point.change) and metric.name in nights[at].own.worse:
+        value = values[at]
+        if value is None or abs(value - point.after) > abs(value - point.before):
+            break
+        at -= 1
+    return at, point.index if at == certain else at + 1
 
 
 def _changed_pins(before: HistoryRow, after: HistoryRow) -> tuple[ChangedPin, ...]:

@@ -86,6 +86,19 @@ class TestNights:
         assert before.night < rows[45].night <= after.night
         assert after.night < first_bad.night
 
+    @pytest.mark.parametrize("worse", [1.08, 1.3])
+    @pytest.mark.parametrize("count", [4, 5, 6, 7])
+    def test_the_last_good_night_is_never_one_that_was_regressed(
+        self, nights: Nights, worse: float, count: int
+    ) -> None:
+        verdict, rows = nights([*(1 + 0.001 * (number % 3 - 1) for number in range(30)), *[worse] * count])
+
+        found = suspect_nights(verdict, rows)
+
+        assert found is not None
+        assert (found[0], rows[30].night <= found[1].night) == (rows[29], True)
+        assert all(change.night == rows[30].night for trend in trends(rows) for change in trend.changes)
+
     @pytest.mark.parametrize("tonight", [[1.3], [1.3, 1.3]])
     def test_a_change_that_was_repaired_long_ago_is_no_suspect(self, nights: Nights, tonight: list[float]) -> None:
         verdict, rows = nights([*[1.0] * 15, *[1.1] * 15, *[1.0] * 19, *tonight])
