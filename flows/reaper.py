@@ -11,6 +11,7 @@ It also cancels the jobs of nights that were cancelled while no process of their
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -220,8 +221,12 @@ def _resume(client: SyncPrefectClient, run: FlowRun) -> None:
     if run.deployment_id is None or client.read_flow(run.flow_id).name != NIGHTLY:
         return
     states = sorted(client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
-    times = 1 + sum(state.name == RESUMING for state in states)
-    if times > MAX_RESUMES or _was_cancelled(states):
+    if _was_cancelled(states):
+        return
+    # A person's resumption after a suspension has the same name.
+    times = 1 + sum(after.name == RESUMING and before.is_crashed() for before, after in pairwise(states))
+    if times > MAX_RESUMES:
+        get_run_logger().warning("%s (%s): crashed once more, and stays as it is", run.name, run.id)
         return
     message = f"Its process was gone; it is resumed, {times} of at most {MAX_RESUMES} times"
     client.set_flow_run_state(run.id, Scheduled(name=RESUMING, message=message))

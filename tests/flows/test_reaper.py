@@ -306,6 +306,7 @@ def test_flow_runs_of_others_are_left_alone(client: SyncPrefectClient, tmp_path:
         ((Running(), Cancelling(), Cancelled(), AwaitingRetry(), Running(), Crashed()), True),
         ((Running(), *(Crashed(), Scheduled(name="Resuming"), Running()) * 2, Crashed()), True),
         ((Running(), *(Crashed(), Scheduled(name="Resuming"), Running()) * 3, Crashed()), False),
+        ((Running(), *(Suspended(), Scheduled(name="Resuming"), Running()) * 3, Crashed()), True),
     ],
     ids=lambda given: "-".join(state.name for state in given) if isinstance(given, tuple) else str(given),
 )
