@@ -90,10 +90,13 @@ class _Watched:
 
     def look_for_exit_code(self, now: float) -> bool:
         """Look for this job's exit file; whether it has just appeared."""
-        code = read_exit_code(self.job.attempt_dir)
-        # One that another job of the attempt left is not ours.
-        if code is not None and read_claim(self.job.attempt_dir) not in (None, self.job.job_id):
-            code = None
+        try:
+            code = read_exit_code(self.job.attempt_dir)
+            # One that another job of the attempt left is not ours.
+            if code is not None and read_claim(self.job.attempt_dir) not in (None, self.job.job_id):
+                code = None
+        except OSError:  # the file system is away: what is known of the file stands
+            return False
         appeared = code is not None and self.exit_code is None
         if code is None:
             self.exit_code_at = None
@@ -168,6 +171,7 @@ class Watcher:
                 with self._changed:
                     if self._stopped:
                         raise StatusUnknown("watching was stopped", subject=job.name, advice="The job keeps running")
+                    self._start()
                     if watched.error is not None:
                         raise watched.error
                     status, ended = watched.status, self._end_of(watched)
@@ -190,11 +194,20 @@ class Watcher:
         with self._changed:
             watched = self._watched.setdefault(job.job_id, _Watched(job, time.monotonic()))
             watched.followers += 1
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="nightbridge-watcher", daemon=True)
-                self._thread.start()
             self._changed.notify_all()
             return watched
+
+    def _start(self) -> None:
+        """Start the thread that queries, unless it runs; where none can be started now, the next call tries again."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        thread = threading.Thread(target=self._run, name="nightbridge-watcher", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning("jobs are not queried yet: %s", error)
+        else:
+            self._thread = thread
 
     def _unregister(self, job_id: int) -> None:
         with self._changed:
@@ -204,16 +217,19 @@ class Watcher:
                 del self._watched[job_id]
 
     def _run(self) -> None:
-        """Query, publish, sleep; until no job is followed."""
+        """Query, publish, sleep; until no job is followed. No error ends it: every job would be waited for in vain."""
         while True:
             with self._changed:
                 if self._stopped or not self._watched:
                     self._thread = None
                     return
                 jobs = {job_id: watched.job for job_id, watched in self._watched.items()}
-            self._query(jobs)
-            self._look_for_lost()
-            self._enforce_policies()
+            try:
+                self._query(jobs)
+                self._look_for_lost()
+                self._enforce_policies()
+            except Exception:
+                log.exception("watching %d jobs met an error; it goes on", len(jobs))
             self._sleep()
 
     def _query(self, jobs: dict[int, Job]) -> None:
@@ -292,10 +308,10 @@ class Watcher:
             )
             if cancellation is None:
                 continue
-            record_cancellation(job.attempt_dir, cancellation)
             try:
+                record_cancellation(job.attempt_dir, cancellation)
                 self._cluster.cancel(job.job_id)
-            except (TransientError, PermanentError) as error:
+            except (TransientError, PermanentError, OSError) as error:
                 log.warning("job %d (%s) cannot be cancelled: %s", job.job_id, job.name, error)
             else:
                 log.warning(

@@ -1,17 +1,25 @@
 """Watching: to the true end, through silence, many jobs at once. A cluster that says what the test tells it to."""
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nightbridge.errors import PermanentError, StatusUnknown
 from nightbridge.models import ClusterLimits, ClusterSettings, Job, JobState, JobStatus, utc_now
-from nightbridge.slurm.attempt_files import AttemptContext, open_attempt, read_cancellation, read_exit_code
+from nightbridge.slurm.attempt_files import (
+    AttemptContext,
+    open_attempt,
+    read_cancellation,
+    read_exit_code,
+    record_cancellation,
+)
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.protocol import Lookup
 from nightbridge.slurm.script import wrap_script
@@ -315,6 +323,86 @@ def test_waiting_and_running_have_their_limits(
     assert cancellation.policy == policy
     assert "60 s" in cancellation.reason
     assert [ends[0].done(), ends[2].done()] == [False, False]
+
+
+class Failing:
+    """Calls a function, but raises these errors first, one for each call."""
+
+    def __init__(self, function: Callable[..., Any], *errors: BaseException) -> None:
+        self.function = function
+        self.errors = list(errors)
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.errors:
+            raise self.errors.pop(0)
+        return self.function(*arguments)
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_a_file_system_that_is_away_for_a_moment_ends_no_watching(
+    number: int,
+    stub: StubCluster,
+    following: Callable[..., "Future[Job]"],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading = Failing(read_exit_code, *[OSError(number, "away")] * 4)
+    monkeypatch.setattr("nightbridge.slurm.watcher.read_exit_code", reading)
+    for job_id in (1, 2):
+        stub.say(job_id, JobState.RUNNING)
+    ends = [following(make_job(tmp_path, job_id)) for job_id in (1, 2)]
+    time.sleep(1)
+
+    for job_id in (1, 2):
+        (tmp_path / f"a{job_id}/exit_code").write_text("0\n")
+        stub.say(job_id, JobState.COMPLETED, exit_code=0)
+
+    assert [end.result(timeout=20).exit_file_code for end in ends] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "error", [PermanentError("no space left on the device"), OSError(errno.ESTALE, "away"), RuntimeError("a bug")]
+)
+def test_a_cancellation_that_cannot_be_recorded_is_tried_again_and_holds_up_no_other_job(
+    error: Exception,
+    stub: StubCluster,
+    following: Callable[..., "Future[Job]"],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recording = Failing(record_cancellation, error)
+    monkeypatch.setattr("nightbridge.slurm.watcher.record_cancellation", recording)
+    stub.settings = stub.settings.model_copy(update={"max_runtime": 60.0})
+    jobs = [make_job(tmp_path, job_id) for job_id in (1, 2)]
+    ends = [following(job) for job in jobs]
+    time.sleep(0.3)
+
+    stub.say(1, JobState.RUNNING, started_at=utc_now() - timedelta(seconds=90))
+    ends[0].result(timeout=20)
+    stub.say(2, JobState.COMPLETED, exit_code=0)
+    ends[1].result(timeout=20)
+
+    assert stub.cancelled == [1]
+    assert read_cancellation(jobs[0].attempt_dir) is not None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_watching_thread_that_died_or_could_not_start_is_started_again(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stub, "states", Failing(stub.states, SystemExit()))
+    refused = [RuntimeError("can't start new thread")]
+
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            if self.name == "nightbridge-watcher" and refused:
+                raise refused.pop()
+            super().start()
+
+    monkeypatch.setattr(threading, "Thread", Thread)
+    stub.say(1, JobState.COMPLETED, exit_code=0)
+
+    assert following(make_job(tmp_path)).result(timeout=20).status is not None
 
 
 def test_a_job_that_lost_the_claim_hands_over_to_the_one_that_runs(
