@@ -44,7 +44,7 @@ from nightbridge.nights.records import checked_night, new_night
 from nightbridge.report import queries
 from nightbridge.report.queries import TestHistory, Verification
 from nightbridge.rules import check_scenario
-from nightbridge.slurm.attempts import AttemptChoice
+from nightbridge.slurm.attempts import AttemptRequest
 from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.prepare import node_limits
 from nightbridge.tasks.site import store_of
@@ -122,9 +122,9 @@ def run_pipeline(  # noqa: D417  (`nightly_regression` describes the others)
         site = _reach_site(choice)
         if limits := node_limits(checked, site):
             run = _only_run(check_scenario(checked, limits), run.night, limits)
-    attempt = AttemptChoice.NEW if new_attempt else AttemptChoice.CURRENT
+    request = AttemptRequest(new=utc_now() if new_attempt else None)
     with tags(TAG), plain_errors():
-        verdict: Verdict = result_of(pipeline(run, site, attempt, return_state=True))
+        verdict: Verdict = result_of(pipeline(run, site, request, return_state=True))
     return verdict
 
 

@@ -31,7 +31,7 @@ from nightbridge.nights.liveness import alive
 from nightbridge.nights.records import NightPlan, new_night
 from nightbridge.report.sweeps import sweep_results
 from nightbridge.report.tables import further_runs_of
-from nightbridge.slurm.attempts import AttemptChoice
+from nightbridge.slurm.attempts import AttemptRequest
 from nightbridge.tasks.cancel import cancel_night, cancel_search, record_cancelled
 from nightbridge.tasks.compare import (
     Spending,
@@ -54,12 +54,12 @@ from nightbridge.tasks.night import (
     check_catch_up,
     choose_night,
     fix_night,
+    last_retry,
     make_plan,
     plan_of,
     plan_of_this_run,
     read_scenario,
     show_name,
-    this_start,
     workspace_of,
 )
 from nightbridge.tasks.report import report
@@ -200,7 +200,9 @@ def _end_state(plan: NightPlan, new_attempt: bool, shared: NightContext) -> Stat
     try:
         with tags(TAG):
             with own_turn(plan.site):
-                written = _run(plan, _requested_attempt(new_attempt), shared)
+                # Every restart repeats the request: a start may end before each run has had its attempt.
+                new = plan.start.begun_at if new_attempt else None
+                written = _run(plan, AttemptRequest(new=new, after_failure=last_retry()), shared)
             written = _attributed(plan, written)
         worst = worst_status(verdict.status for verdict in written.verdicts)
         add_tags(*_tags_of(plan), f"verdict:{worst}")
@@ -210,17 +212,11 @@ def _end_state(plan: NightPlan, new_attempt: bool, shared: NightContext) -> Stat
         raise
 
 
-def _requested_attempt(new_attempt: bool) -> AttemptChoice:
-    first = AttemptChoice.NEW if new_attempt else AttemptChoice.CURRENT
-    # After the first start, the new attempt that was requested has been opened.
-    return {"first": first, "retry": AttemptChoice.AFTER_FAILURE, "resumption": AttemptChoice.CURRENT}[this_start()]
-
-
-def _run(plan: NightPlan, attempt: AttemptChoice, shared: NightContext) -> NightReport:
+def _run(plan: NightPlan, request: AttemptRequest, shared: NightContext) -> NightReport:
     """Run everything that can run, and write the report; every test has a verdict."""
     runs, start = plan.runs, plan.start
     invalid = [verdict_for_invalid(test, start.scenario, start.night) for test in plan.scenario.invalid]
-    one_run = partial(_verdict_of, site=plan.site, attempt=attempt, shared=shared)
+    one_run = partial(_verdict_of, site=plan.site, request=request, shared=shared)
     shared.register_runs(run.run_key for run in runs)
     first = [run for run in runs if _comes_first(run, runs)]
     others = [run for run in runs if run not in first]
@@ -265,17 +261,13 @@ def _comes_first(run: RunSpec, runs: Sequence[RunSpec]) -> bool:
     return not run.after and (run.test.canary or (named and run.test.gate.reference is None))
 
 
-def _verdict_of(run: RunSpec, site: Site, attempt: AttemptChoice, shared: NightContext) -> Verdict:
+def _verdict_of(run: RunSpec, site: Site, request: AttemptRequest, shared: NightContext) -> Verdict:
     """Run one pipeline; whatever becomes of it is a verdict, so that one failing run never stops the others."""
-    tries = iter((attempt,))
 
     def run_once() -> Verdict:
         while True:
-            # When Prefect's server did not answer, a further try finds what the one before it has done: it must not
-            # open another attempt.
-            choice = next(tries, AttemptChoice.CURRENT)
             with tags(*run_tags(run, site.cluster.name)):
-                verdict: Verdict = result_of(pipeline(run, site, choice, return_state=True))
+                verdict: Verdict = result_of(pipeline(run, site, request, return_state=True))
             # Prefect finds subflows of a retried flow run again by counting them, and a further try shifts the count.
             if verdict.run_key == run.run_key:
                 return verdict
@@ -283,8 +275,8 @@ def _verdict_of(run: RunSpec, site: Site, attempt: AttemptChoice, shared: NightC
     try:
         return insist(f"the flow run of {run.run_key}", run_once)
     except Exception as error:
-        get_run_logger().error("%s: %s", run.run_key, error)
-        return stored_verdict(run, site) or verdict_for_error(run, error, series_id(run, site.cluster.name))
+        run_log().error("%s: %s", run.run_key, error)
+        return stored_verdict(run, site, request) or verdict_for_error(run, error, series_id(run, site.cluster.name))
     finally:
         shared.unregister_run(run.run_key)
 

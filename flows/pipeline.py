@@ -12,7 +12,14 @@ from nightbridge.flows.final_states import ends_plainly, result_of, state_of_ver
 from nightbridge.gate.verdict import verdict_for_error
 from nightbridge.models import ClusterLimits, Job, LaunchPlan, RunRecord, RunSpec, Site, Verdict
 from nightbridge.models.series import series_id
-from nightbridge.slurm.attempts import AttemptChoice, choose_attempt, ended_jobs, may_try_again, next_attempt
+from nightbridge.slurm.attempts import (
+    NO_REQUEST,
+    AttemptRequest,
+    choose_attempt,
+    ended_jobs,
+    may_try_again,
+    next_attempt,
+)
 from nightbridge.tasks.cancel import cancel_runs
 from nightbridge.tasks.compare import compare
 from nightbridge.tasks.context import mark_started, shared_night
@@ -36,19 +43,19 @@ def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
     persist_result=True,
 )
 @ends_plainly
-def pipeline(run: RunSpec, site: Site, attempt: AttemptChoice = AttemptChoice.CURRENT) -> State[Verdict]:
+def pipeline(run: RunSpec, site: Site, request: AttemptRequest = NO_REQUEST) -> State[Verdict]:
     """Clone, container, validate, submit, watch, harvest, compare.
 
     Args:
         run: The concrete configuration.
         site: Where it runs and where its results are kept.
-        attempt: Which attempt to resume.
+        request: For which of its ended attempts a new one is opened.
     """
     mark_started()
     with shared_night():
         try:
             limits = prepare(run, site)
-            verdict = compare(_run_and_harvest(run, site, limits, attempt), site)
+            verdict = compare(_run_and_harvest(run, site, limits, request), site)
         except NightbridgeError as error:
             get_run_logger().error("%s", error)
             verdict = verdict_for_error(run, error, series_id(run, site.cluster.name))
@@ -66,10 +73,10 @@ def verdict_of(run: RunSpec, site: Site) -> Verdict:
     return verdict
 
 
-def _run_and_harvest(run: RunSpec, site: Site, limits: ClusterLimits, choice: AttemptChoice) -> RunRecord:
+def _run_and_harvest(run: RunSpec, site: Site, limits: ClusterLimits, request: AttemptRequest) -> RunRecord:
     checkout = clone(run, site)
     image = container(run, site)
-    attempt = choose_attempt(choice, run, site)
+    attempt = choose_attempt(request, run, site)
     ended = tuple(job for job in ended_jobs(run, site) if job.attempt < attempt.attempt)
     while True:
         plan = validate(run, checkout, image, site, limits, attempt.attempt, attempt.attempt_dir, ended)

@@ -22,8 +22,7 @@ from nightbridge.models import RunRecord, RunSpec, Site, Verdict
 from nightbridge.models.series import series_id
 from nightbridge.nights.records import confirmation_cost, read_verdict
 from nightbridge.report.tables import markdown_table
-from nightbridge.slurm.attempt_files import last_attempt
-from nightbridge.slurm.attempts import merged_options
+from nightbridge.slurm.attempts import NO_REQUEST, AttemptRequest, attempts_of, merged_options
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.context import run_log, this_night
 from nightbridge.tasks.mirror import artifact_key, show_markdown
@@ -51,19 +50,22 @@ def confirm(run: RunSpec, site: Site, attempt: int) -> Verdict:
     return _judge(record, store, site)
 
 
-def stored_verdict(run: RunSpec, site: Site) -> Verdict | None:
+def stored_verdict(run: RunSpec, site: Site, request: AttemptRequest = NO_REQUEST) -> Verdict | None:
     """The verdict that a run of this night already has; None without one, or where it cannot be read.
 
-    That of an earlier attempt than the newest is none: it says nothing about the job that has ended or failed since.
+    That of an earlier attempt than the newest, or than the one that is requested, is none: it says nothing about the
+    job that has ended or failed since.
     """
     try:
         verdict = read_verdict(store_of(site), run.run_key, run.night)
-        newest = last_attempt(site.workspace / "runs" / run.run_key)
+        attempts = attempts_of(run.run_key, site.workspace)
+        if verdict is None or not attempts:  # without any the workspace has been emptied since
+            return verdict
+        is_tonights = verdict.prefix == run_prefix(run, attempts[-1].attempt) and not request.is_open_for(attempts[-1])
+        return verdict if is_tonights else None
     except (NightbridgeError, OSError) as error:
         run_log().warning("the stored verdict of %s cannot be read: %s", run.run_key, error)
         return None
-    # Without any the workspace has been emptied since.
-    return verdict if verdict and (not newest or verdict.prefix == run_prefix(run, newest)) else None
 
 
 def _judge(record: RunRecord, store: ObjectStore, site: Site) -> Verdict:

@@ -1,10 +1,11 @@
-"""A night: which one a flow run belongs to, what it runs, and why the flow run has started.
+"""A night: which one a flow run belongs to, what it runs, and when a person last retried it.
 
 Night and plan are settled at the first start and kept: every restart, and a cancellation, goes by them.
 """
 
 from collections.abc import Sequence
 from datetime import datetime, time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 from zoneinfo import ZoneInfo
@@ -236,21 +237,17 @@ def _label(path: Path) -> None:
         insist("the flow run's label", update)
 
 
-# --- why a flow run has started ---------------------------------------------------------------------------------------
-
-Start = Literal["first", "retry", "resumption"]
-"""`first`; `retry`: it had ended, and a person retried it; `resumption`: it had not ended, but was suspended or given
-back by its worker, or it had crashed."""
+# --- a person's retry -------------------------------------------------------------------------------------------------
 
 RESUMING = "Resuming"
 """Name of the state of a flow run that is resumed without a person's retry: Prefect's own after a suspension, the
 reaper's after a crash."""
 
-_ON_THE_WAY = frozenset({StateType.SCHEDULED, StateType.PENDING})
+_STARTING = frozenset({StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING})
 
 
-def this_start() -> Start:
-    """Why this flow run has started.
+def last_retry() -> datetime | None:
+    """When a person last retried this flow run; None where nobody has.
 
     Prefect's own count of starts does not show it: it counts those after the loss of a worker, and not those after a
     suspension.
@@ -260,20 +257,17 @@ def this_start() -> Start:
     """
     flow_run = this_flow_run()
     if flow_run is None:
-        return "first"
+        return None
     read = on_server(lambda client: client.read_flow_run_states(flow_run.id))
-    return start_after(insist("the states that this flow run has had", read))
+    return retried_at(insist("the states that this flow run has had", read))
 
 
-def start_after(states: Sequence[State]) -> Start:
-    """Why a flow run has started that has had these states; its present one, Running, is the last."""
+def retried_at(states: Sequence[State]) -> datetime | None:
+    """When a flow run that has had these states was last started again after it had ended, and not by the reaper."""
     ordered = sorted(states, key=lambda state: state.timestamp)
-    on_the_way: set[str | None] = set()
-    while ordered and ordered[-1].type is StateType.RUNNING:
-        ordered.pop()
-    while ordered and ordered[-1].type in _ON_THE_WAY:
-        on_the_way.add(ordered.pop().name)
-    if not ordered:
-        return "first"
-    by_itself = RESUMING in on_the_way or ordered[-1].type not in TERMINAL_STATES
-    return "resumption" if by_itself else "retry"
+    retries = (
+        state.timestamp
+        for before, state in pairwise(ordered)
+        if before.type in TERMINAL_STATES and state.type in _STARTING and state.name != RESUMING
+    )
+    return max(retries, default=None)

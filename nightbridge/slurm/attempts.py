@@ -6,13 +6,15 @@ between the runs of a night as dependencies between Slurm jobs.
 """
 
 import contextlib
-import enum
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+from pydantic import Field
 
 from nightbridge.embedded.notation import hostnames
 from nightbridge.errors import InvalidInput, LaunchRefused, NightbridgeError, StatusUnknown
@@ -24,6 +26,7 @@ from nightbridge.models import (
     JobState,
     JobStatus,
     LaunchPlan,
+    Model,
     Outcome,
     RunDependency,
     RunSpec,
@@ -85,29 +88,46 @@ def ended_jobs(run: RunSpec, site: Site) -> tuple[Job, ...]:
     return tuple(job for job in jobs if job is not None)
 
 
-class AttemptChoice(enum.StrEnum):
-    """Which attempt a run works on."""
+class AttemptRequest(Model):
+    """When a person requested new attempts of the runs that had ended by then; without any request nothing is opened.
 
-    CURRENT = "current"  # the newest, or the first of a new run
-    AFTER_FAILURE = "after_failure"  # a new one if the newest ended badly: a retry in the UI
-    NEW = "new"  # a new one however the newest ended: --new-attempt
+    It is never used up: what ends later answers it. So every try and every restart may repeat it, and none forgets it.
+    """
+
+    new: datetime | None = Field(None, description="However the newest attempt had ended: `--new-attempt`.")
+    after_failure: datetime | None = Field(None, description="Where it had ended badly: a retry in the UI.")
+
+    def is_later_than(self, attempt: AttemptContext) -> bool:
+        """Whether anything was requested after this attempt had been opened."""
+        return any(at is not None and attempt.opened_at < at for at in (self.new, self.after_failure))
+
+    def is_open_for(self, attempt: AttemptContext) -> bool:
+        """Whether a new attempt was requested after this one, a run's newest, had ended."""
+        ended = read_ended(attempt.attempt_dir)
+        if ended is None:
+            return False
+        # The times are of this host or Prefect's, and of the file server. Clocks that differ by seconds are no harm:
+        # the end is recorded before harvest and verdict, and a new attempt's job takes longer than that to end.
+        recorded_at = datetime.fromtimestamp((attempt.attempt_dir / ENDED_FILE).stat().st_mtime, UTC)
+        after_failure = None if ended.outcome in GOOD_OUTCOMES else self.after_failure
+        return any(at is not None and recorded_at < at for at in (self.new, after_failure))
 
 
-def choose_attempt(choice: AttemptChoice, run: RunSpec, site: Site) -> AttemptContext:
+NO_REQUEST = AttemptRequest()
+"""The newest attempt is worked on, however it ended."""
+
+
+def choose_attempt(request: AttemptRequest, run: RunSpec, site: Site) -> AttemptContext:
     """Return the attempt to work on, opened and recorded.
 
-    While the newest attempt has not ended it is that one, whatever was chosen: one job is enough.
+    While the newest attempt has not ended it is that one, whatever was requested: one job is enough.
     """
     newest = current_attempt(site.workspace, run.run_key, site.cluster)
-    ended = read_ended(newest.attempt_dir)
-    if choice is AttemptChoice.CURRENT:
-        return newest
-    if ended is None:
+    if request.is_open_for(newest):
+        return next_attempt(run, site)
+    if request.is_later_than(newest) and read_ended(newest.attempt_dir) is None:
         log.info("%s is still running, resuming it; cancel it to start a new attempt", newest.name)
-        return newest
-    if choice is AttemptChoice.AFTER_FAILURE and ended.outcome in GOOD_OUTCOMES:
-        return newest
-    return next_attempt(run, site)
+    return newest
 
 
 def next_attempt(run: RunSpec, site: Site) -> AttemptContext:

@@ -1,30 +1,41 @@
-"""A night that a person retries: every test gets its own run again, and the failed ones a new attempt."""
+"""A night that a person retries: every test gets its own run again, and the failed ones a new attempt.
 
+What a person has requested stands until it is done, whatever comes in between.
+"""
+
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
+import httpx
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.flow_engine import run_flow
-from prefect.states import AwaitingRetry
+from prefect.states import AwaitingRetry, Completed
 
 from examples.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.flows.final_states import result_of
-from nightbridge.flows.nightly import nightly
-from nightbridge.models import VerdictStatus
+from nightbridge.flows.nightly import _verdict_of, nightly
+from nightbridge.models import RunSpec, Site, Verdict, VerdictStatus, utc_now
+from nightbridge.slurm.attempt_files import AttemptContext
+from nightbridge.slurm.attempts import AttemptRequest, choose_attempt, next_attempt, record_ended
+from nightbridge.tasks.context import NightContext
+from nightbridge.tasks.site import store_of
+from tests.builders import make_job, make_record, make_verdict
 from tests.flows.practice_night import Entry, write_scenario, write_site
 from tests.real.prefect_harness import prefect_in_this_process
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _server() -> Iterator[None]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[None]:
     with prefect_in_this_process():
         yield
 
 
 @pytest.mark.launcher
+@pytest.mark.usefixtures("server")
 def test_a_retried_night_opens_new_attempts_for_what_failed_and_for_nothing_else(
     repositories: PracticeRepositories, environments_dir: Path, tmp_path: Path
 ) -> None:
@@ -63,3 +74,64 @@ def retry(flow_run_id: UUID | None, parameters: dict[str, str]) -> State:
 
 def attempts_in(runs: Path) -> dict[str, list[str]]:
     return {folder.name[:2]: sorted(attempt.name for attempt in folder.iterdir()) for folder in runs.iterdir()}
+
+
+# --- a request is not forgotten --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def passed(tmp_path: Path) -> tuple[RunSpec, Site]:
+    """A run whose first attempt has passed, for which a new one is requested."""
+    record, site = make_record(), Site(workspace=tmp_path)
+    end(next_attempt(record.spec, site))
+    verdict = make_verdict(VerdictStatus.PASSED, run_key=record.spec.run_key, prefix=record.prefix)
+    store_of(site).put(f"{record.prefix.rpartition('/')[0]}/verdict.json", verdict.model_dump_json().encode())
+    return record.spec, site
+
+
+def end(attempt: AttemptContext) -> None:
+    """Record that the attempt's job ended, and wait until the clock of the file system has moved on."""
+    record_ended(make_job(attempt.run_key, attempt.attempt_dir).model_copy(update={"attempt": attempt.attempt}))
+    time.sleep(0.02)
+
+
+def test_a_new_attempt_is_opened_once_and_for_all_tries_of_a_prefect_that_does_not_answer(
+    passed: tuple[RunSpec, Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NIGHTBRIDGE_RETRY_DELAY", "0.01")
+    run, site = passed
+    worked_on: list[str] = []
+
+    def pipeline(run: RunSpec, site: Site, request: AttemptRequest, *, return_state: bool) -> State[Verdict]:
+        worked_on.append("")
+        if len(worked_on) == 1:  # the flow run could not be made
+            raise httpx.ConnectError("All connection attempts failed")
+        attempt = choose_attempt(request, run, site)
+        end(attempt)
+        worked_on[-1] = attempt.attempt_dir.name
+        if len(worked_on) < 4:  # its last state could not be reported
+            raise httpx.ConnectError("All connection attempts failed")
+        return Completed(data=make_verdict(VerdictStatus.FAILED, run_key=run.run_key))
+
+    monkeypatch.setattr("nightbridge.flows.nightly.pipeline", pipeline)
+    verdict = _verdict_of(run, site, AttemptRequest(new=utc_now()), NightContext())
+
+    assert verdict.status is VerdictStatus.FAILED
+    assert worked_on == ["", "a2", "a2", "a2"]
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_when_a_requested_attempt_dies_the_night_does_not_say_what_the_one_before_it_did(
+    passed: tuple[RunSpec, Site], monkeypatch: pytest.MonkeyPatch, opened: bool
+) -> None:
+    def pipeline(run: RunSpec, site: Site, request: AttemptRequest, *, return_state: bool) -> State[Verdict]:
+        if opened:
+            choose_attempt(request, run, site)
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr("nightbridge.flows.nightly.pipeline", pipeline)
+
+    assert _verdict_of(*passed, AttemptRequest(new=utc_now()), NightContext()).status is VerdictStatus.INFRASTRUCTURE
+    assert _verdict_of(*passed, AttemptRequest(), NightContext()).status is (
+        VerdictStatus.INFRASTRUCTURE if opened else VerdictStatus.PASSED
+    )

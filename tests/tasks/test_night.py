@@ -1,4 +1,4 @@
-"""Which night a scheduled flow run belongs to, by the schedules of its deployment, and why it has started."""
+"""Which night a scheduled flow run belongs to, by the schedules of its deployment, and when it was last retried."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
@@ -9,7 +9,7 @@ from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, State, S
 from prefect.client.schemas.schedules import CronSchedule
 
 from nightbridge.nights.records import checked_night
-from nightbridge.tasks.night import ChosenNight, NightSkipped, check_catch_up, night_of_schedule, start_after
+from nightbridge.tasks.night import ChosenNight, NightSkipped, check_catch_up, night_of_schedule, retried_at
 
 BERLIN = "Europe/Berlin"
 
@@ -112,7 +112,7 @@ def test_a_night_by_hand_is_never_let_go() -> None:
         check_catch_up(ChosenNight(night="by-hand"), policy)
 
 
-# --- why a flow run has started ---------------------------------------------------------------------------------------
+# --- a person's retry -------------------------------------------------------------------------------------------------
 
 FIRST = "Scheduled Late Pending Running"
 
@@ -128,24 +128,39 @@ def history(names: str) -> list[State]:
 
 
 @pytest.mark.parametrize(
-    ("names", "start"),
+    "names",
     [
-        ("Running", "first"),
-        (FIRST, "first"),
-        (f"{FIRST} Crashed AwaitingRetry Pending Running", "retry"),
-        (f"{FIRST} Failed AwaitingRetry Late AwaitingConcurrencySlot Pending Submitting Running", "retry"),
-        (f"{FIRST} Cancelled AwaitingRetry Pending Running", "retry"),
-        (f"{FIRST} Passed AwaitingRetry Pending Running", "retry"),
-        (f"{FIRST} Suspended Resuming Pending Running", "resumption"),
-        (f"{FIRST} AwaitingRetry Pending Running", "resumption"),
-        (f"{FIRST} Crashed Resuming Late Pending Running", "resumption"),
-        (f"{FIRST} Crashed Resuming Pending Running Failed AwaitingRetry Pending Running", "retry"),
-        (f"{FIRST} Failed AwaitingRetry Pending Running Suspended Resuming Pending Running", "resumption"),
-        (f"{FIRST} Suspended Resuming Pending Running Crashed AwaitingRetry Pending Running", "retry"),
+        f"{FIRST} Crashed [AwaitingRetry] Pending Running",
+        f"{FIRST} Failed [AwaitingRetry] Late AwaitingConcurrencySlot Pending Submitting Running",
+        f"{FIRST} Cancelled [AwaitingRetry] Pending Running",
+        f"{FIRST} Passed [AwaitingRetry] Pending Running",
+        f"{FIRST} Passed AwaitingRetry Pending Running Failed [AwaitingRetry] Pending Running",
+        f"{FIRST} Crashed Resuming Pending Running Failed [AwaitingRetry] Pending Running",
+        f"{FIRST} Suspended Resuming Pending Running Crashed [AwaitingRetry] Pending Running",
+        # It stands when the flow run is resumed after it, or could not even start.
+        f"{FIRST} Failed [AwaitingRetry] Pending Running Suspended Resuming Pending Running",
+        f"{FIRST} Failed [AwaitingRetry] Pending Running Crashed Resuming Pending Running",
+        f"{FIRST} Failed [AwaitingRetry] Pending Crashed Resuming Pending Running",
+        "Pending Running Failed [Running]",
     ],
 )
-def test_a_start_is_explained_by_the_state_that_it_followed(names: str, start: str) -> None:
-    states = history(names)
+def test_a_retry_is_what_starts_a_flow_run_again_that_had_ended(names: str) -> None:
+    states = history(names.replace("[", "").replace("]", ""))
+    (number,) = [number for number, name in enumerate(names.split()) if name.startswith("[")]
 
-    assert start_after(states) == start
-    assert start_after(states[::-1]) == start
+    assert retried_at(states) == retried_at(states[::-1]) == states[number].timestamp
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "Running",
+        FIRST,
+        f"{FIRST} Suspended Resuming Pending Running",
+        f"{FIRST} AwaitingRetry Pending Running",
+        f"{FIRST} Crashed Resuming Late Pending Running",
+        f"{FIRST} Crashed Cancelling Cancelled",
+    ],
+)
+def test_a_start_that_nobody_has_asked_for_is_no_retry(names: str) -> None:
+    assert retried_at(history(names)) is None

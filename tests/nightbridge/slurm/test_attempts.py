@@ -1,6 +1,8 @@
 """A run's attempts: which one is gone on with, when another is opened, and what is cancelled."""
 
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,8 @@ from nightbridge.errors import DamagedData
 from nightbridge.models import GitRepo, Job, Outcome, RunSpec, Site, TestDefinition, utc_now
 from nightbridge.slurm.attempt_files import AttemptContext
 from nightbridge.slurm.attempts import (
-    AttemptChoice,
+    NO_REQUEST,
+    AttemptRequest,
     attempts_of,
     cancel_jobs,
     choose_attempt,
@@ -23,7 +26,9 @@ from nightbridge.slurm.attempts import (
 from nightbridge.slurm.local import LocalCluster
 from tests.nightbridge.embedded.local_cluster import KILL_WAIT, wait_for_end, wait_for_state, write_script
 
-CURRENT, AFTER_FAILURE, NEW = AttemptChoice.CURRENT, AttemptChoice.AFTER_FAILURE, AttemptChoice.NEW
+LATER = datetime.now(UTC) + timedelta(days=1)
+NEW, AFTER_FAILURE = AttemptRequest(new=LATER), AttemptRequest(after_failure=LATER)
+"""Requests that are made when everything in a test has happened."""
 
 TEST = TestDefinition(
     id="llama3-8b",
@@ -64,20 +69,20 @@ def numbers(site: Site) -> list[int]:
 # --- which attempt ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("choice", list(AttemptChoice))
-def test_a_new_run_begins_with_its_first_attempt(site: Site, choice: AttemptChoice) -> None:
-    attempt = choose_attempt(choice, RUN, site)
+@pytest.mark.parametrize("requested", [NO_REQUEST, NEW, AFTER_FAILURE])
+def test_a_new_run_begins_with_its_first_attempt(site: Site, requested: AttemptRequest) -> None:
+    attempt = choose_attempt(requested, RUN, site)
 
     assert attempt.name == f"{RUN.run_key}-a1"
     assert attempt.attempt_dir == site.workspace / "runs" / RUN.run_key / "a1"
     assert numbers(site) == [1]
 
 
-@pytest.mark.parametrize("choice", list(AttemptChoice))
-def test_an_attempt_that_has_not_ended_is_always_resumed(site: Site, choice: AttemptChoice) -> None:
-    first = choose_attempt(CURRENT, RUN, site)
+@pytest.mark.parametrize("requested", [NO_REQUEST, NEW, AFTER_FAILURE])
+def test_an_attempt_that_has_not_ended_is_always_resumed(site: Site, requested: AttemptRequest) -> None:
+    first = choose_attempt(NO_REQUEST, RUN, site)
 
-    assert choose_attempt(choice, RUN, site) == first
+    assert choose_attempt(requested, RUN, site) == first
     assert numbers(site) == [1]
 
 
@@ -86,17 +91,46 @@ GOOD = (Outcome.SUCCEEDED, Outcome.TEARDOWN)
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_an_ended_attempt_is_kept_unless_the_user_requests_another(site: Site, outcome: Outcome) -> None:
-    end(choose_attempt(CURRENT, RUN, site), outcome)
+    end(choose_attempt(NO_REQUEST, RUN, site), outcome)
 
-    assert choose_attempt(CURRENT, RUN, site).attempt == 1
+    assert choose_attempt(NO_REQUEST, RUN, site).attempt == 1
     assert choose_attempt(NEW, RUN, site).attempt == 2
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_a_retry_opens_another_attempt_after_a_bad_end_only(site: Site, outcome: Outcome) -> None:
-    end(choose_attempt(CURRENT, RUN, site), outcome)
+    end(choose_attempt(NO_REQUEST, RUN, site), outcome)
 
     assert choose_attempt(AFTER_FAILURE, RUN, site).attempt == (1 if outcome in GOOD else 2)
+
+
+@pytest.mark.parametrize("field", ["new", "after_failure"])
+def test_a_request_that_is_repeated_opens_one_attempt_however_that_ends(site: Site, field: str) -> None:
+    end(choose_attempt(NO_REQUEST, RUN, site), Outcome.SHORT)
+    requested = AttemptRequest.model_validate({field: wait_for_the_clock()})
+
+    end(choose_attempt(requested, RUN, site), Outcome.SHORT)
+
+    assert choose_attempt(requested, RUN, site).attempt == 2
+    assert numbers(site) == [1, 2]
+
+
+def test_an_attempt_that_ran_when_another_was_requested_is_enough_when_it_has_ended(site: Site) -> None:
+    first = choose_attempt(NO_REQUEST, RUN, site)
+    requested = AttemptRequest(new=wait_for_the_clock())
+    assert choose_attempt(requested, RUN, site) == first
+
+    end(first, Outcome.SHORT)
+
+    assert choose_attempt(requested, RUN, site) == first
+
+
+def wait_for_the_clock() -> datetime:
+    """A time that is later than that of any file so far, and earlier than that of any file from now on."""
+    time.sleep(0.02)  # file systems stamp with the time of the last tick
+    now = utc_now()
+    time.sleep(0.02)
+    return now
 
 
 def test_attempts_are_in_the_order_of_their_numbers_and_not_of_their_names(site: Site) -> None:
@@ -104,14 +138,14 @@ def test_attempts_are_in_the_order_of_their_numbers_and_not_of_their_names(site:
         next_attempt(RUN, site)
 
     assert numbers(site) == list(range(1, 12))
-    assert choose_attempt(CURRENT, RUN, site).attempt == 11
+    assert choose_attempt(NO_REQUEST, RUN, site).attempt == 11
 
 
 def test_an_unrecorded_folder_is_no_attempt_until_it_is_resumed(site: Site) -> None:
     (site.workspace / "runs" / RUN.run_key / "a1").mkdir(parents=True)
     assert numbers(site) == []
 
-    assert choose_attempt(CURRENT, RUN, site).attempt == 1
+    assert choose_attempt(NO_REQUEST, RUN, site).attempt == 1
     assert numbers(site) == [1]
 
 
