@@ -261,8 +261,8 @@ def newest_intent(attempt_dir: Path) -> int:
 
 
 def record_cancellation(attempt_dir: Path, cancellation: Cancellation) -> None:
-    """Record why the attempt's job is about to be cancelled; the first record counts."""
-    create_model(attempt_dir / CANCELLATION_FILE, cancellation)
+    """Record why the attempt's job is about to be cancelled; the last record counts: an earlier one had no effect."""
+    write_model(attempt_dir / CANCELLATION_FILE, cancellation)
 
 
 def read_cancellation(attempt_dir: Path) -> Cancellation | None:

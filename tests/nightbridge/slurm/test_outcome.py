@@ -232,6 +232,22 @@ def test_a_job_that_a_policy_cancelled_has_the_reason_and_the_advice(
     assert another.outcome is Outcome.CANCELLED
 
 
+def test_the_policy_that_cancelled_it_at_last_is_the_reason(tmp_path: Path) -> None:
+    records: list[tuple[int, Literal["hopeless", "max_pending", "max_runtime"]]] = [
+        (6, "max_pending"),  # another job of the attempt
+        (7, "hopeless"),  # could not be cancelled then, and started after all
+        (7, "max_runtime"),
+    ]
+    for job_id, policy in records:
+        record_cancellation(
+            tmp_path, Cancellation(job_id=job_id, policy=policy, reason=policy, advice="Ask for less", at=NOW)
+        )
+
+    judged = classify(ended(tmp_path, JobState.CANCELLED, started_at=NOW), SOME)
+
+    assert (judged.outcome, "max_runtime" in judged.outcome_reason) == (Outcome.TIMEOUT, True)
+
+
 def test_a_job_that_slurm_lost_is_not_taken_for_cancelled(tmp_path: Path) -> None:
     lost = ended(tmp_path, JobState.CANCELLED, reason="lost: unknown to slurmctld, and cancelled by no user")
 
