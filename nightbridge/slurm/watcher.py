@@ -7,7 +7,7 @@ The watcher also cancels a job that three policies end: a pending reason that ne
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -47,6 +47,13 @@ class Graces(NamedTuple):
 
 
 DEFAULT_GRACES = Graces()
+
+
+class _Key(NamedTuple):
+    """Which job is watched. Its id alone would not do: after slurmctld lost its state another job gets it."""
+
+    name: str
+    job_id: int
 
 
 class _Watched:
@@ -120,7 +127,7 @@ class Watcher:
         self._cluster = cluster
         self._longest = cluster.settings.poll_interval
         self._graces = graces
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[_Key, _Watched] = {}
         self._changed = threading.Condition()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -188,11 +195,11 @@ class Watcher:
                     # At least once a second, so that an interrupt or a termination signal gets through.
                     self._changed.wait(_WAKE_UP)
         finally:
-            self._unregister(job.job_id)
+            self._unregister(job)
 
     def _register(self, job: Job) -> _Watched:
         with self._changed:
-            watched = self._watched.setdefault(job.job_id, _Watched(job, time.monotonic()))
+            watched = self._watched.setdefault(_key_of(job), _Watched(job, time.monotonic()))
             watched.followers += 1
             self._changed.notify_all()
             return watched
@@ -209,12 +216,12 @@ class Watcher:
         else:
             self._thread = thread
 
-    def _unregister(self, job_id: int) -> None:
+    def _unregister(self, job: Job) -> None:
         with self._changed:
-            watched = self._watched[job_id]
+            watched = self._watched[_key_of(job)]
             watched.followers -= 1
             if watched.followers == 0:
-                del self._watched[job_id]
+                del self._watched[_key_of(job)]
 
     def _run(self) -> None:
         """Query, publish, sleep; until no job is followed. No error ends it: every job would be waited for in vain."""
@@ -223,7 +230,7 @@ class Watcher:
                 if self._stopped or not self._watched:
                     self._thread = None
                     return
-                jobs = {job_id: watched.job for job_id, watched in self._watched.items()}
+                jobs = [watched.job for watched in self._watched.values()]
             try:
                 self._query(jobs)
                 self._look_for_lost()
@@ -232,10 +239,12 @@ class Watcher:
                 log.exception("watching %d jobs met an error; it goes on", len(jobs))
             self._sleep()
 
-    def _query(self, jobs: dict[int, Job]) -> None:
+    def _query(self, jobs: Sequence[Job]) -> None:
         try:
-            rows = self._cluster.states(list(jobs))
-            answer = {job_id: self._own(jobs[job_id], status) for job_id, status in rows.items()}
+            rows = self._cluster.states(sorted({job.job_id for job in jobs}))
+            answer = {
+                _key_of(job): self._own(job, status) for job in jobs if (status := rows.get(job.job_id)) is not None
+            }
         except TransientError as error:
             self._failures += 1
             self._publish(jobs, {})
@@ -249,15 +258,15 @@ class Watcher:
             refusal = error if isinstance(error, NightbridgeError) else None
             log.exception("querying %d jobs failed", len(jobs))
             with self._changed:
-                for job_id in jobs:
-                    if watched := self._watched.get(job_id):
+                for job in jobs:
+                    if watched := self._watched.get(_key_of(job)):
                         watched.error = refusal or NightbridgeError(
                             f"{type(error).__name__}: {error}", subject="watcher"
                         )
                 self._changed.notify_all()
             return
         self._failures = 0
-        self._publish(jobs, {job_id: status for job_id, status in answer.items() if status is not None})
+        self._publish(jobs, answer)
 
     def _own(self, job: Job, status: JobStatus) -> JobStatus | None:
         """The status, unless it is another job's: ids are used again after slurmctld lost its state."""
@@ -318,17 +327,17 @@ class Watcher:
                     "job %d (%s) was cancelled: %s. %s", job.job_id, job.name, cancellation.reason, cancellation.advice
                 )
 
-    def _publish(self, jobs: dict[int, Job], answer: dict[int, JobStatus]) -> None:
+    def _publish(self, jobs: Sequence[Job], answer: Mapping[_Key, JobStatus | None]) -> None:
         now = time.monotonic()
         with self._changed:
-            for job_id in jobs:
-                watched = self._watched.get(job_id)
+            for job in jobs:
+                watched = self._watched.get(_key_of(job))
                 if watched is None:
                     continue
-                if status := answer.get(job_id):
+                if status := answer.get(_key_of(job)):
                     watched.report(status, now)
                 elif watched.silence() and not self._failures:
-                    log.warning("job %d (%s): unknown to squeue, and sacct has no end of it", job_id, watched.job.name)
+                    log.warning("job %d (%s): unknown to squeue, and sacct has no end of it", job.job_id, job.name)
                 watched.look_for_exit_code(now)
             self._changed.notify_all()
 
@@ -383,6 +392,10 @@ class Watcher:
                 subject=f"{watched.job.name} (job {watched.job.job_id})",
                 advice="Contact the site; the job's folder is kept",
             )
+
+
+def _key_of(job: Job) -> _Key:
+    return _Key(job.name, job.job_id)
 
 
 def _without_slurm(watched: _Watched, state: JobState, reason: str, **fields: int) -> JobStatus:

@@ -230,6 +230,25 @@ def test_a_job_id_used_again_by_another_job_is_not_taken_for_ours(
     assert job.status.state is JobState.COMPLETED
 
 
+def test_two_jobs_of_a_night_that_slurm_gave_the_same_id_are_followed_each_to_its_own_end(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    first, second = make_job(tmp_path), make_job(tmp_path, 2).model_copy(update={"job_id": 1})
+    stub.say(1, JobState.RUNNING, name=second.name)
+
+    ends = [following(first), following(second)]
+    lost = ends[0].result(timeout=20)
+    assert not ends[1].done()
+    stub.say(1, JobState.COMPLETED, name=second.name, exit_code=0)
+    completed = ends[1].result(timeout=20)
+
+    assert lost.status is not None
+    assert completed.status is not None
+    assert (lost.name, lost.status.state) == (first.name, JobState.UNKNOWN)
+    assert (completed.name, completed.status.state) == (second.name, JobState.COMPLETED)
+    assert completed.attempt_dir == second.attempt_dir
+
+
 def test_what_accounting_still_calls_live_is_not_ours_when_slurm_gave_its_id_away(
     stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
 ) -> None:
