@@ -199,6 +199,7 @@ def cancel(
 ) -> None:
     """Cancel the live jobs of a run, or of a night."""
     from nightbridge.nights.records import find_nights
+    from nightbridge.slurm.attempt_files import last_attempt
     from nightbridge.slurm.attempts import cancel_jobs
 
     if bool(run_key) == bool(night):
@@ -209,7 +210,8 @@ def cancel(
         keys = [key for found in nights for key in _keys_of_night(found.start, site.workspace)]
     else:
         keys = [named_run(site, run_key)]
-        _attempts(keys[0], site)
+        if not last_attempt(site.workspace / "runs" / keys[0]):
+            raise _no_run(keys[0], site)
     if not keys:
         raise InvalidInput("no such night", subject=night, advice="`nightbridge nights` lists the nights")
     cancelled = cancel_jobs(keys, site.workspace, open_site_cluster(site))
@@ -374,7 +376,11 @@ def _attempts(run_key: str, site: "Site") -> "tuple[AttemptContext, ...]":
 
     attempts = attempts_of(run_key, site.workspace)
     if not attempts:
-        raise InvalidInput(
-            "no run of this key", subject=f"{run_key} in {site.workspace}", advice="Check the key and --workspace"
-        )
+        raise _no_run(run_key, site)
     return attempts
+
+
+def _no_run(run_key: str, site: "Site") -> InvalidInput:
+    return InvalidInput(
+        "no run of this key", subject=f"{run_key} in {site.workspace}", advice="Check the key and --workspace"
+    )

@@ -312,6 +312,18 @@ def test_the_runs_that_confirm_a_night_are_cancelled_with_it(
     assert (code, out) == (0, f"cancelled job 1 of {keys[0]}\ncancelled job {second} of {keys[1]}\n")
 
 
+def test_a_run_whose_record_is_damaged_is_cancelled(
+    nightbridge: Program, nights: Path, job: tuple[LocalCluster, Path, NightStart]
+) -> None:
+    key = job[2].tests[0].run_key
+    (nights / "runs" / key / "a1/attempt.json").write_text("{")
+
+    code, out, _ = nightbridge("cancel", key, "--workspace", str(nights))
+
+    assert (code, out) == (0, f"cancelled job 1 of {key}\n")
+    assert nightbridge("cancel", "no-such-run-2026-11-21-0123456789", "--workspace", str(nights))[0] == 2
+
+
 def test_a_cancellation_that_slurm_does_not_answer_is_no_success(nightbridge: Program, tmp_path: Path) -> None:
     workspace, bin_dir = tmp_path / "ws", tmp_path / "bin"
     settings = ClusterSettings(kind="slurm", name="c", bin_dir=bin_dir)
