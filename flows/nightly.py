@@ -54,6 +54,7 @@ from nightbridge.tasks.night import (
     check_catch_up,
     choose_night,
     fix_night,
+    keep_start,
     last_retry,
     make_plan,
     plan_of,
@@ -198,6 +199,7 @@ def _tags_of(plan: NightPlan) -> tuple[str, ...]:
 
 def _end_state(plan: NightPlan, new_attempt: bool, shared: NightContext) -> State[NightReport]:
     try:
+        keep_start(plan.start, plan.site)
         with tags(TAG):
             with own_turn(plan.site):
                 # Every restart repeats the request: a start may end before each run has had its attempt.

@@ -175,13 +175,15 @@ def make_plan(scenario: Scenario, chosen: ChosenNight, site: Site, choice: SiteC
     )
     plan = NightPlan(start=start, scenario=scenario, runs=runs, site=site, limits=limits)
     _label(write_plan(plan))
-    keep_start(start, site)
     return plan
 
 
 @stage("begin", waits_for=(TransientError,), key=never_reused)
 def keep_start(start: NightStart, site: Site) -> None:
-    """Record in the store that the night has started, for the watchdog and for `nightbridge nights`."""
+    """Record in the store that the night has started, for the watchdog and for `nightbridge nights`.
+
+    Every start of the flow run does: the one before may have been killed while it waited for the store.
+    """
     record_start(store_of(site), start)
 
 

@@ -24,7 +24,7 @@ from nightbridge.slurm.attempts import AttemptRequest, choose_attempt, next_atte
 from nightbridge.tasks.context import NightContext
 from nightbridge.tasks.site import store_of
 from tests.builders import make_job, make_record, make_verdict
-from tests.flows.practice_night import Entry, write_scenario, write_site
+from tests.flows.practice_night import SAMPLES, Entry, write_scenario, write_site
 from tests.real.prefect_harness import prefect_in_this_process
 
 
@@ -59,6 +59,21 @@ def test_a_retried_night_opens_new_attempts_for_what_failed_and_for_nothing_else
         VerdictStatus.NO_BASELINE,
     ]
     assert attempts_in(runs) == {"t0": ["a1"], "t1": ["a1", "a2"], "t2": ["a1"]}
+
+
+@pytest.mark.usefixtures("server")
+def test_a_night_that_died_before_it_was_recorded_as_begun_is_recorded_when_it_is_started_again(tmp_path: Path) -> None:
+    scenario = tmp_path / "invalid.toml"
+    scenario.write_text((SAMPLES / "llama_small.toml").read_text().replace("num_gpus = 2", "num_gpuss = 2"))
+    parameters = {"scenario": str(scenario), "night": "n1", "workspace": str(tmp_path / "workspace")}
+    first = nightly(**parameters, return_state=True)
+    (begun,) = (tmp_path / "workspace" / "store" / "nights").rglob("begun.json")
+    recorded = begun.read_text()
+    begun.unlink()
+
+    retry(first.state_details.flow_run_id, parameters)
+
+    assert begun.read_text() == recorded
 
 
 def retry(flow_run_id: UUID | None, parameters: dict[str, str]) -> State:
