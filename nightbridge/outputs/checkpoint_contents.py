@@ -205,9 +205,13 @@ def prove(files: Iterable[Path]) -> Proof:
         OSError: One of them cannot be read.
     """
     prover = _Prover()
+    unchecked = []
     for path in sorted(files):
         if prove_file := next((check for pattern, check in _CHECKS.items() if path.match(pattern)), None):
             prove_file(prover, path)
+        elif not any(map(path.match, _JUDGED_BY_LAYOUT)):
+            unchecked.append(path)
+    prover.unproven += [f"{path.name} has no checksum" for path in unchecked if path not in prover.named]
     return Proof(prover.extents, tuple(prover.unproven))
 
 
@@ -215,6 +219,8 @@ class _Prover:
     def __init__(self) -> None:
         self.extents: dict[Path, array[int]] = {}
         self.unproven: list[str] = []
+        self.named: set[Path] = set()
+        """Shards that a `.metadata` names."""
 
     def archive(self, path: Path) -> None:
         """A file of `torch.save`."""
@@ -237,6 +243,7 @@ class _Prover:
         for item in metadata.items:
             items[item.relative_path].append(item)
         for name, own in items.items():
+            self.named.add(path.parent / name)
             if problem := shard_problem(path.parent, name, max(item.offset + item.length for item in own)):
                 raise DamagedData(problem, subject=str(path.parent / name))
             with open_regular(path.parent / name) as stream:
@@ -307,6 +314,9 @@ _CHECKS: dict[str, Callable[[_Prover, Path], None]] = {
     "*.safetensors": _Prover.safetensors,
 }
 """By the file's name; shards are found through `.metadata`."""
+
+_JUDGED_BY_LAYOUT = ("run_config.yaml", "latest_checkpointed_iteration.txt", "*.distcp")
+"""Text that is read before all else, and shards of an earlier save."""
 
 
 def shard_problem(folder: Path, name: str, size: int) -> str:

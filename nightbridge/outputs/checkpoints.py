@@ -40,6 +40,8 @@ TRACKERS = (TRACKER, TRAIN_STATE)
 training that starts from the restored folder would look for a missing checkpoint."""
 LOADER_STATES = "energon"
 """The folder beside the checkpoints in whose `iter_*` directories the data loader's ranks keep where they stood."""
+TOKENIZER = "tokenizer"
+"""The folder in a checkpoint with the tokenizer's files."""
 
 _ITERATION = re.compile(r"iter_(\d{7,18})", re.ASCII)
 _SHARD_SUFFIX = ".distcp"
@@ -180,7 +182,8 @@ def prove_checkpoint(path: Path, files: Iterable[Path]) -> Proof:
     if {own, copied} <= set(files) and sha256_of_file(own) != sha256_of_file(copied):
         raise DamagedData(f"{copied.name} is not a copy of {own.name}", subject=str(copied))
     proof = prove(files)
-    return proof._replace(unproven=(*_unknown_layout(path, files, proof), *proof.unproven))
+    unproven = (*_unknown_layout(path, files, proof), *_lost_tokenizer(path, files), *proof.unproven)
+    return proof._replace(unproven=unproven)
 
 
 class _Proved(Model):
@@ -237,6 +240,19 @@ def _unknown_layout(path: Path, files: Sequence[Path], proof: Proof) -> Iterator
             yield "it has neither common.pt nor a common_state, one of which torch_dist has"
     elif "run_config.yaml" not in names and (path.parent / TRACKER).exists():
         yield "without metadata.json it is torch_dcp or fsdp_dtensor, unless that file was lost"
+
+
+def _lost_tokenizer(path: Path, files: Sequence[Path]) -> Iterator[str]:
+    """The tokenizer is the last part that Megatron-Bridge writes; that it could not be written is only logged."""
+    settings, _problem = _read_config(path / "run_config.yaml")
+    checkpoint, tokenizer = (settings.get(name) for name in ("checkpoint", "tokenizer"))
+    if not isinstance(checkpoint, dict) or not isinstance(tokenizer, dict):
+        return
+    # A NullTokenizer has no files.
+    has_files = not str(tokenizer.get("tokenizer_type") or "null").lower().startswith("null")
+    wanted = has_files and checkpoint.get("save_tokenizer_assets") == "true"
+    if wanted and not any(file.is_relative_to(path / TOKENIZER) for file in files):
+        yield f"there is no {TOKENIZER}/, which run_config.yaml has saved"
 
 
 def files_below(path: Path) -> Iterator[Path]:

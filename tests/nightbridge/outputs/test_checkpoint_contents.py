@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from benchmarks.checkpoint_damage import LAYOUTS, damages, flip, folder_of, harmless
 from nightbridge.models import CheckpointState
@@ -132,6 +133,47 @@ def test_what_else_may_lie_in_a_pt_file(tmp_path: Path, content: bytes, state: C
     path = _save(tmp_path / "step-1")
     (path / "extra.pt").write_bytes(content)
     assert checkpoint_state(path)[0] is state
+
+
+def test_a_file_that_no_check_covers_is_named(copy: Any) -> None:
+    path = folder_of(copy("Bridge, common.pt"))
+    for name in ("tokenizer.model", "merges.txt"):
+        (path / "tokenizer").mkdir(exist_ok=True)
+        (path / "tokenizer" / name).write_bytes(bytes(1000))
+
+    state, reason = checkpoint_state(path)
+
+    assert (state, reason) == (
+        CheckpointState.UNPROVEN,
+        "merges.txt has no checksum; tokenizer.model has no checksum",
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "saves", "there", "state"),
+    [
+        ("HuggingFaceTokenizer", "true", False, CheckpointState.UNPROVEN),
+        ("HuggingFaceTokenizer", "true", True, CheckpointState.VERIFIED),
+        ("HuggingFaceTokenizer", "false", False, CheckpointState.VERIFIED),
+        ("NullTokenizer", "true", False, CheckpointState.VERIFIED),
+    ],
+)
+def test_a_tokenizer_that_was_to_be_saved_and_is_not_there_is_named(
+    copy: Any, tokenizer: str, saves: str, there: bool, state: CheckpointState
+) -> None:
+    path = folder_of(copy("Bridge, common.pt"))
+    settings = yaml.safe_load((path / "run_config.yaml").read_text())
+    settings["checkpoint"] = {**settings.get("checkpoint", {}), "save_tokenizer_assets": saves == "true"}
+    settings["tokenizer"] = {"tokenizer_type": tokenizer}
+    (path / "run_config.yaml").write_text(yaml.safe_dump(settings))
+    if there:
+        (path / "tokenizer").mkdir()
+        (path / "tokenizer/tokenizer.json").write_text("{}")
+
+    found, reason = checkpoint_state(path)
+
+    assert found is state
+    assert ("there is no tokenizer/, which run_config.yaml has saved" in reason) is (state is CheckpointState.UNPROVEN)
 
 
 def test_a_folder_of_shards_without_metadata_is_not_finished(tmp_path: Path) -> None:
