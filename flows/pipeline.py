@@ -10,7 +10,7 @@ from prefect.logging import get_run_logger
 from nightbridge.errors import NightbridgeError
 from nightbridge.flows.final_states import ends_plainly, result_of, state_of_verdict
 from nightbridge.gate.verdict import verdict_for_error
-from nightbridge.models import ClusterLimits, Job, LaunchPlan, RunRecord, RunSpec, Site, Verdict
+from nightbridge.models import ClusterLimits, RunRecord, RunSpec, Site, Verdict
 from nightbridge.models.series import series_id
 from nightbridge.slurm.attempts import (
     NO_REQUEST,
@@ -24,8 +24,7 @@ from nightbridge.tasks.cancel import cancel_runs
 from nightbridge.tasks.compare import compare
 from nightbridge.tasks.context import mark_started, shared_night
 from nightbridge.tasks.harvest import harvest
-from nightbridge.tasks.job import dependencies_of, submit, watch
-from nightbridge.tasks.limits import job_slots
+from nightbridge.tasks.job import submit_and_watch
 from nightbridge.tasks.mirror import add_tags
 from nightbridge.tasks.prepare import clone, container, prepare, validate
 
@@ -80,15 +79,8 @@ def _run_and_harvest(run: RunSpec, site: Site, limits: ClusterLimits, request: A
     ended = tuple(job for job in ended_jobs(run, site) if job.attempt < attempt.attempt)
     while True:
         plan = validate(run, checkout, image, site, limits, attempt.attempt, attempt.attempt_dir, ended)
-        ended = (*ended, _submit_and_watch(run, plan, site))
+        ended = (*ended, submit_and_watch(run, plan, site))
         if not may_try_again(ended, site.cluster):
             return harvest(run, checkout, image, plan, ended, site)
         attempt = next_attempt(run, site)
         get_run_logger().warning("%s: %s; retrying as %s", ended[-1].name, ended[-1].outcome_reason, attempt.name)
-
-
-def _submit_and_watch(run: RunSpec, plan: LaunchPlan, site: Site) -> Job:
-    """Submit once the jobs that it depends on are in Slurm and the site has a slot for it; watch it to its end."""
-    options = dependencies_of(run, plan, site)
-    with job_slots(plan, site):
-        return watch(submit(plan, site, options), plan, site)

@@ -3,17 +3,18 @@
 Dependencies: a run whose job waits for another one's needs that job's id first.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 
 from prefect.logging import get_run_logger
 
-from nightbridge.errors import StatusUnknown
+from nightbridge.errors import LaunchRefused, StatusUnknown
 from nightbridge.masking import mask_text
 from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, RunSpec, SecretRef, Site
 from nightbridge.outputs.experiment import RunToRead, evidence_of
 from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
-from nightbridge.slurm.attempt_files import read_attempt, read_submission
+from nightbridge.slurm.attempt_files import newest_intent, read_attempt, read_submission
 from nightbridge.slurm.attempts import NotSubmittedYet, dependency_options, record_ended
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.slurm.outcome import classify
@@ -21,6 +22,7 @@ from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.states import WAITING, waiting_words
 from nightbridge.slurm.submission import submit_attempt
 from nightbridge.tasks.context import raise_if_interrupted, this_night
+from nightbridge.tasks.limits import job_slots
 from nightbridge.tasks.mirror import PrefectAway, ProgressArtifact
 from nightbridge.tasks.site import resolve_all, secret_variables, site_secrets
 from nightbridge.tasks.stage import stage
@@ -33,37 +35,36 @@ _WAITING_LOG_INTERVAL = 1800.0
 
 
 @stage("submit", waits_for=(JobNotAccepted, StatusUnknown, PrefectAway))
-def submit(plan: LaunchPlan, site: Site, options: tuple[str, ...] = ()) -> Job:
+def submit(run: RunSpec, plan: LaunchPlan, site: Site) -> Job:
     """Submit the attempt through the upstream launcher, or find the job that it already has.
 
-    A controller that is away and a limit that is reached are waited for, hours if it must be.
+    A controller that is away and a limit that is reached are waited for, hours if it must be. What the run depends on
+    may end meanwhile, and Slurm forget it: each try looks anew.
 
-    Args:
-        plan: What is started.
-        site: Where.
-        options: Further options for sbatch, which were unknown when the launch was planned.
+    Raises:
+        NotSubmittedYet: A job that it depends on failed for the cluster's reasons, and another one will take its place.
+        LaunchRefused: A test that had to end well has not, or Slurm refused the job for good.
     """
-    cluster = cluster_of(site)
-    plan = plan.model_copy(update={"sbatch_args": (*plan.sbatch_args, *options)})
     job = submit_attempt(
         plan,
         read_attempt(plan.attempt_dir),
-        cluster,
+        cluster_of(site),
         resolve_all(plan.secret_environment),
+        dependencies=lambda: dependency_options(run, site.workspace, this_night().may_submit),
         withheld=secret_variables(site),
     )
     get_run_logger().info("job %d on %s is %s", job.job_id, job.cluster, job.name)
     return job
 
 
-def dependencies_of(run: RunSpec, plan: LaunchPlan, site: Site) -> tuple[str, ...]:
-    """Wait until the jobs that this run depends on are in Slurm; return the sbatch options for them.
+def wait_for_dependencies(run: RunSpec, plan: LaunchPlan, site: Site) -> None:
+    """Wait until the jobs that this run depends on are in Slurm, or over: before a slot is taken that they may need.
 
     Raises:
         LaunchRefused: A test that had to end well has not.
     """
     if not run.after or read_submission(plan.attempt_dir) is not None:
-        return ()  # nothing to wait for, or its own job is in Slurm
+        return  # nothing to wait for, or its own job is in Slurm
     night, logged = this_night(), set[str]()
     while True:
         try:
@@ -72,9 +73,13 @@ def dependencies_of(run: RunSpec, plan: LaunchPlan, site: Site) -> tuple[str, ..
             if str(waiting_for) not in logged:
                 get_run_logger().info("waiting until %s has submitted its job", waiting_for)
             logged.add(str(waiting_for))
+        except LaunchRefused:
+            if newest_intent(plan.attempt_dir):
+                return  # it may have a job, that nothing has recorded: the submission looks it up first
+            raise
         else:
             get_run_logger().info("depends on: %s", " ".join(options) or "nothing that has not ended")
-            return options
+            return
         raise_if_interrupted()
         night.wait_for_a_run(_LOOK_AGAIN)
 
@@ -173,3 +178,12 @@ def watch(job: Job, plan: LaunchPlan, site: Site) -> Job:
     record_ended(ended)
     get_run_logger().info("job %d: %s %s", job.job_id, ended.outcome, ended.outcome_reason)
     return ended
+
+
+def submit_and_watch(run: RunSpec, plan: LaunchPlan, site: Site) -> Job:
+    """Submit once the jobs that it depends on are in Slurm and the site has a slot for it; watch it to its end."""
+    while True:
+        wait_for_dependencies(run, plan, site)
+        # One of them that failed while the slot was waited for needs a slot for its next attempt.
+        with contextlib.suppress(NotSubmittedYet), job_slots(plan, site):
+            return watch(submit(run, plan, site), plan, site)

@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +51,7 @@ def submit_attempt(
     cluster: Cluster,
     secrets: Mapping[str, str],
     *,
+    dependencies: Callable[[], tuple[str, ...]] = tuple,
     withheld: Collection[str] = (),
     timeout: float = LAUNCHER_TIMEOUT,
 ) -> Job:
@@ -61,6 +62,8 @@ def submit_attempt(
         context: The attempt, opened and recorded.
         cluster: Where it is submitted.
         secrets: Environment variables with their values, for the launcher's environment alone; masked in its log.
+        dependencies: Returns the options of sbatch for the jobs that this one waits for, as they are now. Called only
+            when it is certain that there is no job yet; what it raises is raised.
         withheld: Environment variables that neither the launcher nor the job may see, such as the store's keys. What
             else looks like a credential is withheld as well, unless `plan` or `secrets` name it.
         timeout: Seconds after which the launcher is killed.
@@ -73,8 +76,9 @@ def submit_attempt(
     seen = newest_intent(context.attempt_dir)
     if submission := find_submission(context, cluster):
         return _job_of(context, submission)
+    plan = plan.model_copy(update={"sbatch_args": (*plan.sbatch_args, *dependencies())})
     _check(plan, context, cluster)
-    options = merged_options((*context.sbatch_options, *plan.sbatch_args))
+    options = merged_options((*_without_dependency(context.sbatch_options), *plan.sbatch_args))
     if options != context.sbatch_options:  # where the shim finds them
         write_model(context.attempt_dir / ATTEMPT_FILE, context.model_copy(update={"sbatch_options": options}))
     if plan.batch_script is not None:
@@ -165,8 +169,12 @@ def _sbatch_options(plan: LaunchPlan, context: AttemptContext) -> Iterator[str]:
     if plan.time_limit_seconds is not None:
         yield f"--time={-(-plan.time_limit_seconds // 60)}"
     yield from context.cluster.options("partition", "account")
-    given = (*context.sbatch_options, *plan.sbatch_args)
-    yield from (option for option in given if not option.startswith("--dependency"))
+    yield from _without_dependency((*context.sbatch_options, *plan.sbatch_args))
+
+
+def _without_dependency(options: Iterable[str]) -> Iterator[str]:
+    """Options without what the job waits for: of an earlier try it may be over, and forgotten by Slurm."""
+    return (option for option in options if not option.startswith("--dependency"))
 
 
 def _looks_like_credential(name: str, value: str) -> bool:

@@ -1,5 +1,7 @@
-"""What the watch stage says about a job's end, on the embedded cluster."""
+"""What a job is submitted with, and what the watch stage says about its end, on the embedded cluster."""
 
+import contextvars
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,14 +9,22 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 
+from nightbridge.errors import LaunchRefused
+from nightbridge.files import write_model
 from nightbridge.masking import MASK
-from nightbridge.models import Job, Outcome, SecretRef, Site, utc_now
-from nightbridge.slurm.attempts import read_ended
+from nightbridge.models import ClusterSettings, Job, Outcome, RunDependency, SecretRef, Site, utc_now
+from nightbridge.slurm.attempt_files import SUBMISSION_FILE, AttemptContext, Submission, declare_intent, open_attempt
+from nightbridge.slurm.attempts import read_ended, record_ended
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.states import parse_squeue
-from nightbridge.tasks.job import state_of, watch
-from tests.builders import make_job, make_plan
+from nightbridge.tasks import job
+from nightbridge.tasks.context import shared_night
+from nightbridge.tasks.job import state_of, submit, submit_and_watch, wait_for_dependencies, watch
+from nightbridge.tasks.limits import job_slots
+from nightbridge.tasks.stage import DELAY_VARIABLE
+from tests.builders import make_job, make_plan, make_spec
 from tests.real.prefect_harness import prefect_in_this_process
+from tests.waiting import wait_until
 
 KNOWN = "a known value"
 SHAPED = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567"
@@ -60,6 +70,147 @@ def test_the_error_that_ended_a_job_is_kept_and_told_without_secrets(
     assert read_ended(attempt_dir) == ended
     assert KNOWN not in logged()
     assert SHAPED not in logged()
+
+
+# --- dependencies ----------------------------------------------------------------------------------------------------
+
+LAUNCHER = """
+mkdir -p "$NEMORUN_HOME"
+printf '#!/bin/bash\\ntrue\\n' > "$NEMORUN_HOME/../train_sbatch.sh"
+sbatch --requeue --parsable "$NEMORUN_HOME/../train_sbatch.sh"
+"""
+
+
+class FullQueue:
+    """A Slurm whose queue is full at first. Meanwhile the job 11 ends, that the run of these tests depends on."""
+
+    def __init__(self, folder: Path, kind: str, outcome: Outcome) -> None:
+        self.site = Site(
+            workspace=folder / "workspace",
+            cluster=ClusterSettings(kind="slurm", name="full", bin_dir=folder / "bin", max_jobs=1),
+        )
+        self.base = self.add_to_base(11)
+        ended = make_job("base", self.base.attempt_dir, job_id=11, cluster="full", outcome=outcome)
+        write_model(folder / "ended.json", ended)
+        self._calls = folder / "calls"
+        self._install(
+            folder / "bin",
+            squeue="",
+            sacct="",
+            sbatch=f"""case "$*" in *--test-only*) exit 0;; esac
+                echo "$*" >> {self._calls}
+                [ $(wc -l < {self._calls}) = 1 ] || {{ echo 12; exit 0; }}
+                cp {folder}/ended.json {self.base.attempt_dir}
+                echo 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2; exit 1""",
+        )
+        base = RunDependency(type=kind, id="base", run_keys=("base",))
+        self.run = make_spec().model_copy(update={"after": (base,)})
+        attempt = open_attempt(self.site.workspace, self.run.run_key, self.site.cluster)
+        (folder / "launcher.sh").write_text(LAUNCHER)
+        argv = ("/bin/bash", str(folder / "launcher.sh"))
+        self.plan = make_plan(self.run.run_key, attempt.attempt_dir, argv=argv, tasks_per_node=1)
+
+    def add_to_base(self, job_id: int) -> AttemptContext:
+        """Another attempt of the run that is depended on, whose job is in Slurm."""
+        attempt = open_attempt(self.site.workspace, "base", self.site.cluster)
+        folder = attempt.attempt_dir
+        submission = Submission(
+            job_id=job_id, name=attempt.name, cluster="full", script=folder, launcher_script=folder,
+            experiment_dir=folder, submitted_at=utc_now(),
+        )  # fmt: skip
+        write_model(folder / SUBMISSION_FILE, submission)
+        return attempt
+
+    def dependencies(self) -> list[str]:
+        """The dependency that each call of sbatch was given; empty where it was given none."""
+        words = [line.split() for line in self._calls.read_text().splitlines()]
+        return [" ".join(word for word in call if word.startswith("--dependency=")) for call in words]
+
+    def _install(self, folder: Path, **scripts: str) -> None:
+        folder.mkdir()
+        for name, body in scripts.items():
+            (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+            (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DELAY_VARIABLE, "0.01")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_run_whose_dependency_fails_while_the_queue_is_full_is_not_submitted(tmp_path: Path) -> None:
+    """By the next try Slurm may have forgotten that job, and would start this one as if nothing had happened."""
+    slurm = FullQueue(tmp_path, "start_post_success", Outcome.PROGRAM_ERROR)
+
+    @flow
+    def night() -> None:
+        with pytest.raises(LaunchRefused, match="'base' has ended well, and that ended as program_error"):
+            submit(slurm.run, slurm.plan, slurm.site)
+
+    night()
+
+    assert slurm.dependencies() == ["--dependency=afterok:11"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_has_ended_while_the_queue_was_full_is_not_waited_for_by_its_job(tmp_path: Path) -> None:
+    slurm = FullQueue(tmp_path, "start_post_comp", Outcome.PROGRAM_ERROR)
+
+    @flow
+    def night() -> Job:
+        submitted: Job = submit(slurm.run, slurm.plan, slurm.site)
+        return submitted
+
+    assert night().job_id == 12
+    assert slurm.dependencies() == ["--dependency=afterany:11", ""]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_slot_is_given_back_for_the_next_attempt_of_what_a_run_depends_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = FullQueue(tmp_path, "start_post_success", Outcome.INFRASTRUCTURE)
+    monkeypatch.setattr(job, "watch", lambda submitted, plan, site: submitted)
+
+    def try_base_again() -> None:
+        wait_until((slurm.base.attempt_dir / "ended.json").exists)
+        with job_slots(make_plan("base", tmp_path), slurm.site):
+            slurm.add_to_base(13)
+
+    @flow
+    def night() -> Job:
+        with shared_night() as shared:
+            shared.register_runs(["base"])
+            other = threading.Thread(target=contextvars.copy_context().run, args=(try_base_again,))
+            other.start()
+            submitted = submit_and_watch(slurm.run, slurm.plan, slurm.site)
+            other.join()
+        return submitted
+
+    assert night().job_id == 12
+    assert slurm.dependencies() == ["--dependency=afterok:11", "--dependency=afterok:13"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_job_that_nothing_has_recorded_is_found_before_its_dependency_is_judged(tmp_path: Path) -> None:
+    slurm = FullQueue(tmp_path, "start_post_success", Outcome.PROGRAM_ERROR)
+    record_ended(make_job("base", slurm.base.attempt_dir, job_id=11, outcome=Outcome.PROGRAM_ERROR))
+    declare_intent(slurm.plan.attempt_dir, tmp_path / "train_sbatch.sh", tmp_path / "train", after=0)
+    squeue = tmp_path / "bin" / "squeue"
+    row = f"12|PENDING|2026-11-23T14:34:46|N/A|N/A||Dependency|{slurm.run.run_key}-a1"
+    squeue.write_text(f"#!/bin/sh\necho '{row}'\n")
+
+    @flow
+    def night() -> Job:
+        wait_for_dependencies(slurm.run, slurm.plan, slurm.site)
+        submitted: Job = submit(slurm.run, slurm.plan, slurm.site)
+        return submitted
+
+    assert night().job_id == 12
+
+
+# --- how a job in the queue is told ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", ["PENDING", "REQUEUE_HOLD", "SPECIAL_EXIT"])
