@@ -4,6 +4,7 @@ A run's manifest is removed first: from then on its remains do not count as a ru
 History rows stay; they are small, and the trend needs them.
 """
 
+import bisect
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +28,8 @@ LEFTOVER_AGE = timedelta(days=7)
 """Time without a write after which objects without a manifest belong to a harvest or a removal that died."""
 
 _RUN = re.compile(r"runs/([^/]+)/([^/]+)/([^/]+)/")
+_SEARCH = re.compile(r"-(?:try|bisect|attribute)-[0-9a-f]{8}$")
+"""How the name ends that the runs of a trial, a bisect or an attribution have in place of a night."""
 _ATTEMPT_MANIFEST = re.compile(rf"a\d+/{re.escape(MANIFEST)}")
 
 
@@ -138,7 +141,9 @@ def _beyond_limits(runs: Sequence[StoredRun], policy: RetentionPolicy, now: date
     newest_of: dict[str, datetime] = {}
     for run in runs:
         newest_of[run.night] = max(newest_of.get(run.night, run.written_at), run.written_at)
-    newer_nights = {night: n for n, night in enumerate(sorted(newest_of, key=newest_of.__getitem__, reverse=True))}
+    times = sorted(time for night, time in newest_of.items() if not _SEARCH.search(night))
+    # What a search has run stays as long as the nights of its time.
+    newer_nights = {night: len(times) - bisect.bisect_right(times, time) for night, time in newest_of.items()}
     reasons, kept_bytes = {}, 0
     for run in sorted(runs, key=lambda run: (newer_nights[run.night], -run.written_at.timestamp())):
         age = (now - run.written_at) / timedelta(days=1)
@@ -160,7 +165,7 @@ def _next_baselines(runs: Iterable[StoredRun]) -> set[str]:
     """The newest good runs of every series, as many as its next verdict may take."""
     by_series: dict[str, list[StoredRun]] = defaultdict(list)
     for run in runs:
-        if run.verdict and run.verdict.series:
+        if run.verdict and run.verdict.series and not _SEARCH.search(run.night):
             by_series[run.verdict.series].append(run)
     keys: set[str] = set()
     for of_series in by_series.values():

@@ -21,10 +21,12 @@ from tests.real.s3_servers import S3Server
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def stored(key: str, days_ago: float, *, test: str = "llama", size: int = 10**9, **verdict: object) -> StoredRun:
-    """A committed run; `verdict` fields make it a judged one."""
+def stored(
+    key: str, days_ago: float, *, test: str = "llama", size: int = 10**9, search: str = "", **verdict: object
+) -> StoredRun:
+    """A committed run; `verdict` fields make it a judged one, `search` is the end of the name of what had it run."""
     written = NOW - timedelta(days=days_ago)
-    night = f"{written:%Y-%m-%d}"
+    night = f"{written:%Y-%m-%d}{search}"
     return StoredRun(
         prefix=f"runs/{test}/{night}/{key}",
         test=test,
@@ -62,6 +64,20 @@ def test_nights_are_counted_per_test_and_all_runs_of_a_night_stay_together() -> 
     sweep = [stored(f"p{point}-n{night}", 2 + night + point / 100) for night in range(3) for point in range(5)]
     other = [stored("other", 50, test="deepseek")]
     assert gone(sweep + other, RetentionPolicy(nights=2)) == {f"p{point}-n2" for point in range(5)}
+
+
+@pytest.mark.parametrize("search", ["try", "bisect", "attribute"])
+def test_trials_and_searches_are_no_nights_and_go_with_those_of_their_time(search: str) -> None:
+    nights = [stored(f"n{night}", 2 + night) for night in range(4)]
+    recent = [stored(f"recent{one}", 2.5, search=f"-{search}-0000000{one}") for one in range(5)]
+    old = [stored(f"old{one}", 4.5, search=f"-{search}-0000001{one}") for one in range(5)]
+    assert gone(nights + recent + old, RetentionPolicy(nights=2)) == {"n2", "n3", *(run.run_key for run in old)}
+
+
+def test_a_good_run_of_a_trial_takes_no_place_among_those_that_the_next_night_is_compared_with() -> None:
+    nights = [stored(f"n{age}", age, status=VerdictStatus.PASSED) for age in range(100, 107)]
+    trials = [stored(f"t{one}", 90, search=f"-try-0000000{one}", status=VerdictStatus.PASSED) for one in range(7)]
+    assert gone(nights + trials, RetentionPolicy(days=30)) == {run.run_key for run in trials}
 
 
 def test_the_oldest_go_until_the_others_fit() -> None:
