@@ -143,7 +143,8 @@ def _wait_for(results: Sequence[Future[R]]) -> None:
 
 def _leave_together(cause: BaseException, calls: "_Calls[Any]") -> None:
     """End the threads of this flow run's subflows for the same cause, and leave none of them Running."""
-    if _has_own_process():
+    # An error is handled by the flow: it still has to report its end, which takes longer while a server is away.
+    if not isinstance(cause, Exception) and _has_own_process():
         end_within(OWN_PROCESS_SECONDS, 0 if isinstance(cause, Pause) else EXIT_TERMINATED)
     calls.end(cause)
     show("how its subflows ended", lambda: _end_subflows(_state_after(cause)))

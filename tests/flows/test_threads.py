@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.flows.threads import async_twin, outside_of_loops, side_by_side
+from nightbridge.flows.threads import EXIT_TERMINATED, async_twin, outside_of_loops, side_by_side
 from nightbridge.processes import run
 from nightbridge.tasks.context import mark_started, raise_if_interrupted
 
@@ -116,6 +116,23 @@ def test_what_interrupted_one_call_is_over_for_the_next() -> None:
 
     raise_if_interrupted()
     assert side_by_side(call, [1, 2], most=2) == [1, 2]
+
+
+@pytest.mark.parametrize(("cause", "codes"), [(OSError("stale"), []), (KeyboardInterrupt(), [EXIT_TERMINATED])])
+def test_the_process_of_a_flow_run_has_to_end_soon_when_it_is_interrupted_and_not_when_the_flow_handles_an_error(
+    monkeypatch: pytest.MonkeyPatch, cause: BaseException, codes: list[int]
+) -> None:
+    ends: list[int] = []
+    monkeypatch.setattr("nightbridge.flows.threads._has_own_process", lambda: True)
+    monkeypatch.setattr("nightbridge.flows.threads.end_within", lambda _seconds, code: ends.append(code))
+
+    def call(_: int) -> None:
+        raise cause
+
+    with pytest.raises(type(cause)):
+        side_by_side(call, [1], most=1)
+
+    assert ends == codes
 
 
 # --- where an event loop runs ----------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """What confirmation costs, and which runs it is made of."""
 
+import itertools
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -7,17 +8,19 @@ from typing import Any
 import pytest
 
 from nightbridge.attribution.result import evaluate, keep_result
-from nightbridge.errors import InvalidInput
+from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.gate.trial import Change, plan_trial, trial_arm
 from nightbridge.models import Budget, ControlArm, NightReport, Site, VerdictStatus
-from nightbridge.nights.records import record_end
+from nightbridge.nights.records import read_verdict, record_end
 from nightbridge.slurm.attempts import next_attempt
+from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.compare import (
     Spending,
     Wanted,
     attribution_budget,
     further_runs,
     interrupted,
+    nodes_of,
     on_nodes,
     stored_verdict,
     without_confirmation,
@@ -74,6 +77,56 @@ def test_a_months_budget_counts_what_the_search_for_causes_has_cost(site: Site) 
         attribution_budget(NIGHT, site.model_copy(update={"budget": Budget(month=20, attribution=40)}))
 
 
+def test_a_month_whose_nights_cannot_be_read_pays_for_nothing_and_says_why(site: Site) -> None:
+    site = site.model_copy(update={"budget": Budget(month=20)})
+    store_of(site).put("nights/2026-11-08/s/ended.json", b"{half")
+
+    why = Spending(NIGHT, site).allows(wanted(hours=1.0))
+
+    assert why.startswith("not confirmed: what the month has spent cannot be read: ")
+    assert "nights/2026-11-08/s/ended.json: not the record of a night" in why
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is away whenever it is asked for, and there a moment later."""
+    monkeypatch.setenv("NIGHTBRIDGE_RETRY_DELAY", "0.01")
+    requests = itertools.count()
+
+    def now_and_then(site: Site) -> ObjectStore:
+        if next(requests) % 2 == 0:
+            raise TransientError("does not answer", subject="s3://bucket")
+        return store_of(site)
+
+    monkeypatch.setattr("nightbridge.tasks.compare.store_of", now_and_then)
+
+
+@pytest.mark.usefixtures("away")
+def test_a_store_that_is_away_for_a_moment_changes_nothing_about_the_further_runs_of_a_night(site: Site) -> None:
+    store = store_of(site)
+    base = commit_run(store, make_record(night="2026-11-01"))
+    control = ControlArm(run_key=base.spec.run_key, night="2026-11-01", prefix=base.prefix)
+
+    assert nodes_of(make_verdict(VerdictStatus.PASSED, prefix=base.prefix), site) == "node[1-2]"
+    assert [len(chain) for chain in further_runs(wanted(control=control), site)] == [2]
+    assert Spending(NIGHT, site.model_copy(update={"budget": Budget(month=20)})).allows(wanted()) == ""
+    verdict = without_confirmation(wanted().verdict, "not confirmed: no budget", site)
+    assert read_verdict(store, verdict.run_key, NIGHT) == verdict
+
+
+def test_a_store_that_takes_nothing_leaves_the_night_its_verdicts(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    store = store_of(site)
+    damaged = commit_run(store, make_record())
+    store.put(f"{damaged.prefix}/manifest.json", b"{half")
+    assert nodes_of(make_verdict(VerdictStatus.PASSED, prefix=damaged.prefix), site) == ""
+
+    (site.workspace / "store").rename(site.workspace / "moved")
+    (site.workspace / "store").write_text("no folder")
+
+    assert without_confirmation(wanted().verdict, "not confirmed: no budget", site).reruns == 0
+    assert "the verdict is not stored" in caplog.text
+
+
 def test_what_was_not_confirmed_is_stored_with_the_reason(site: Site) -> None:
     verdict = without_confirmation(wanted().verdict, "not confirmed: no budget", site)
 
@@ -89,10 +142,10 @@ def test_a_stored_verdict_is_the_runs_own_until_a_newer_attempt_is_opened(site: 
     store_of(site).put(f"{record.prefix.rpartition('/')[0]}/verdict.json", passed.model_dump_json().encode())
     assert stored_verdict(record.spec, site) == passed  # also where the workspace has been emptied since
 
-    next_attempt(record.spec, site)
+    next_attempt(record.spec, site, after=0)
     assert stored_verdict(record.spec, site) == passed
 
-    next_attempt(record.spec, site)
+    next_attempt(record.spec, site, after=1)
     assert stored_verdict(record.spec, site) is None
 
 
