@@ -247,10 +247,11 @@ def _attributed(plan: NightPlan, written: NightReport) -> NightReport:
     from nightbridge.flows.attribute import attribute
 
     searched = False
-    for verdict in worse:
+    # Of a sweep one point: what made it worse is hardly ever another cause in the others.
+    for verdict in {each.test_id: each for each in reversed(worse)}.values():
         try:
             budget = attribution_budget(plan.start.night, plan.site)
-            attribute(verdict.test_id, AttributionRequest(budget=budget), plan.site)
+            attribute(verdict.test_id, AttributionRequest(budget=budget, run_key=verdict.run_key), plan.site)
             searched = True
         except NightbridgeError as error:  # the verdict stands without its cause
             get_run_logger().warning("%s: no cause is known: %s", verdict.test_id, error)

@@ -32,7 +32,6 @@ from nightbridge.bisect import plan as bisect_plans
 from nightbridge.bisect.plan import BisectPlan
 from nightbridge.bisect.shift import Shift
 from nightbridge.harvest.manifest import load_record
-from nightbridge.history.nightly_values import rows_until
 from nightbridge.history.rows import HistoryRow, gpu_hours
 from nightbridge.images.image import versions_between
 from nightbridge.images.registry import registry_tags
@@ -56,7 +55,7 @@ def plan_attribution(test_id: str, request: AttributionRequest, site: Site) -> A
 def find_plan(test_id: str, request: AttributionRequest, site: Site) -> AttributionPlan:
     """The plan of a request: a new one, or that of an earlier search for the same change. Nothing is written."""
     store = store_of(site)
-    rows = rows_until(find_rows(store, test_id, site.cluster.name), request.until)
+    rows = find_rows(store, test_id, site.cluster.name, request)
     shift = find_change(rows, partial(verdict_of, store), request, decisions_of(store, rows))
     return same_change(store, shift) or make_plan(rows, shift, partial(load_record, store), request)
 
@@ -121,8 +120,8 @@ def _own_range(result: AttributionResult, group: Group, site: Site) -> BisectPla
 def _range_of_commits(result: AttributionResult, group: Group, site: Site) -> BisectPlan:
     """The bisect of a repository's commits, submodules' among them."""
     store, plan = store_of(site), result.plan
-    rows = find_rows(store, plan.test_id, plan.cluster)
     request = descent_request(result, group)
+    rows = find_rows(store, plan.test_id, plan.cluster, request)
     return bisect_plans.make_plan(
         rows,
         partial(commits_between, site),

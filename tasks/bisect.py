@@ -5,6 +5,7 @@ from functools import partial
 
 from prefect.logging import get_run_logger
 
+from nightbridge.attribution.plan import find_rows
 from nightbridge.bisect.plan import BisectPlan, BisectRequest, ListInner, Repository, keep_plan, load_plan, make_plan
 from nightbridge.bisect.result import (
     BisectResult,
@@ -18,11 +19,10 @@ from nightbridge.bisect.shift import requested_shift
 from nightbridge.errors import DamagedData
 from nightbridge.gate.decisions import Decision, as_of, read_decisions
 from nightbridge.harvest.manifest import load_record
-from nightbridge.history.nightly_values import rows_until
+from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GitRepo, RunRecord, Site, Verdict
 from nightbridge.nights.records import read_verdict
-from nightbridge.report.queries import history_of
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.mirror import show_markdown
@@ -46,7 +46,8 @@ def find_plan(test_id: str, request: BisectRequest, site: Site) -> BisectPlan:
     store = store_of(site)
     if request.bisect_id:
         return load_plan(store, request.bisect_id)
-    rows = rows_until(history_of(store, test_id, site.cluster.name).rows, request.until)
+    every = find_rows(store, test_id, site.cluster.name, request)
+    rows = [row for row in every if row.series == nights_of(every)[-1].own.series]
     verdicts = partial(verdict_of, store)
     return make_plan(
         rows,
@@ -67,8 +68,8 @@ def price(test_id: str, request: BisectRequest, site: Site) -> str:
 
 
 def decisions_of(store: ObjectStore, rows: Sequence[HistoryRow]) -> tuple[Decision, ...]:
-    """Users' decisions about the series of the last of some rows, as they stood in its night."""
-    last = rows[-1]
+    """Users' decisions about the series of the last night, as they stood then."""
+    last = nights_of(rows)[-1].own
     return as_of(last.night, read_decisions(store, last.cluster, last.series))
 
 

@@ -28,10 +28,11 @@ from nightbridge.bisect.plan import BisectPlan, ListInner, SearchedRange, Step, 
 from nightbridge.bisect.shift import Question, SearchRequest, Shift, VerdictOf, moved_shift, requested_shift
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import Decision
-from nightbridge.history.nightly_values import nights_of
+from nightbridge.history.nightly_values import BROKEN, nights_of, rows_until
 from nightbridge.history.reading import find_series, read_history
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import Bump, NightId, RangeCommit, RunRecord, RunSpec, StoredModel, VerdictStatus
+from nightbridge.nights.records import like_test
 from nightbridge.store.protocol import ObjectStore, read_stored
 
 ROOT = "attributions"
@@ -85,22 +86,38 @@ class PlannedRun(StoredModel):
     design: Design
 
 
-def find_rows(store: ObjectStore, test_id: str, cluster: str) -> tuple[HistoryRow, ...]:
-    """The runs of a test in all of its series, oldest first; of a sweep, those of the latest night's point.
+def find_rows(
+    store: ObjectStore, test_id: str, cluster: str, request: SearchRequest = DEFAULT_REQUEST
+) -> tuple[HistoryRow, ...]:
+    """The runs of a test in all of its series until the night that is searched, oldest first; of a sweep, of one point.
 
-    A changed configuration starts a new series, and may be the cause.
+    That is the point of the run that the request names, else one that is bad in the latest night. A changed
+    configuration starts a new series, and may be the cause.
 
     Raises:
-        InvalidInput: The store has no history of the test.
+        InvalidInput: The store has no history of the test, or not that run or night of it.
     """
     found = [row for one in find_series(store, test_id, cluster) for row in read_history(store, cluster, one.series)]
     rows = sorted((row for row in found if row.test_id == test_id), key=lambda row: (row.night, row.harvested_at))
     if not rows:
         raise InvalidInput(
-            "no history of this test", subject=f"{test_id} in {store.url}", advice="Check test and store"
+            "no history of this test", subject=f"{test_id} in {store.url}", advice=like_test(store, test_id)
         )
+    named = next((row for row in rows if row.run_key == request.run_key), None)
+    if request.run_key and named is None:
+        raise InvalidInput(
+            "no such run in the history", subject=request.run_key, advice="Name another run, or the test"
+        )
+    known = rows_until(rows, request.until or (named.night if named else None))
+    point = (named or _worst_of_latest_night(known)).sweep_point
+    return tuple(row for row in known if row.sweep_point == point)
+
+
+def _worst_of_latest_night(rows: Sequence[HistoryRow]) -> HistoryRow:
+    """A run of the latest night: of a sweep one that regressed or broke, where one did."""
     latest = nights_of(rows)[-1].own
-    return tuple(row for row in rows if row.sweep_point == latest.sweep_point)
+    points = [row for row in rows if row.night == latest.night and not row.repeat]
+    return next((row for row in points if row.verdict in (VerdictStatus.REGRESSED, *BROKEN)), latest)
 
 
 def find_change(

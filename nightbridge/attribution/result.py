@@ -166,6 +166,7 @@ def descent_request(result: AttributionResult, group: Group) -> BisectRequest:
     # Its ends are those of the nights, or an older good one where these have no common line.
     return BisectRequest(
         metric=plan.metric,
+        run_key=plan.bad.split("/")[-2],
         repository="nemo_run" if factor.axis == "nemo_run" else "megatron_bridge",
         confidence=plan.policy.confidence,
         most_runs=plan.policy.most_runs,

@@ -46,6 +46,10 @@ class SearchRequest(Model):
         description="Which metric, `failure`, or `losses`; what the latest night has when unset, else what became "
         "worse last.",
     )
+    run_key: str | None = Field(
+        None,
+        description="The run that became worse, of a sweep its point; one that is bad in the latest night when unset.",
+    )
     until: NightId | None = Field(None, description="The night up to which history is read; the latest when unset.")
     confidence: float = Field(0.99, gt=0.5, lt=1, description="Probability at which the cause is named.")
     most_runs: int = Field(100, ge=1, description="Runs after which the search ends undecided.")

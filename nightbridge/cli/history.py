@@ -303,14 +303,16 @@ def bisect(
     from nightbridge.bisect.result import result_lines
     from nightbridge.flows import bisect_regression
     from nightbridge.models import slug
+    from nightbridge.nights.records import is_run_key
     from nightbridge.tasks.bisect import price
 
     known: dict[str, Repository] = {"megatron-bridge": "megatron_bridge", "nemo-run": "nemo_run"}
     if repository is not None and repository.lower() not in known:
         raise InvalidInput("no such repository", subject=repository, advice="Use megatron-bridge or nemo-run")
     site = load_site(choice)
-    test_id, until = named_test(site, test_id)
+    named, (test_id, until) = test_id, named_test(site, test_id)
     search: dict[str, Any] = {
+        "run_key": named if is_run_key(named) else None,
         "until": until,
         "metric": metric,
         "repository": known[repository.lower()] if repository else None,
@@ -359,11 +361,13 @@ def attribute(
     from nightbridge.attribution.result import result_lines, sentence
     from nightbridge.flows import attribute_regression
     from nightbridge.models import slug
+    from nightbridge.nights.records import is_run_key
     from nightbridge.tasks.attribute import cost_of
 
     site = load_site(choice)
-    test_id, until = named_test(site, test_id)
+    named, (test_id, until) = test_id, named_test(site, test_id)
     request: dict[str, Any] = {
+        "run_key": named if is_run_key(named) else None,
         "until": until,
         "metric": metric,
         "good": good,

@@ -27,8 +27,10 @@ from nightbridge.attribution.result import descent_plan, evaluate, ranges_of, se
 from nightbridge.bisect.plan import point_run
 from nightbridge.bisect.result import BisectResult, result_lines
 from nightbridge.bisect.search import Answer, Levels
+from nightbridge.bisect.shift import SearchRequest
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.history.history_store import put_row
+from nightbridge.history.reading import find_series, read_history
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Arm, RangeCommit, RunRecord, StoreSettings, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
@@ -77,6 +79,11 @@ def plan_of(rows: Sequence[HistoryRow], request: AttributionRequest = REQUEST) -
     return make_plan(rows, find_change(rows, lambda _row: None, request), RECORDS.get, request)
 
 
+def plan_of_change(rows: Sequence[HistoryRow]) -> tuple[str, str, str]:
+    shift = find_change(rows, lambda _row: None, REQUEST)
+    return shift.metric, shift.good.night, shift.bad.night
+
+
 # --- what is asked ---------------------------------------------------------------------------------------------------
 
 
@@ -115,6 +122,41 @@ def test_a_new_configuration_starts_a_new_series_and_is_compared_with_the_one_be
 
     assert len({each.series for each in rows}) == 2
     assert (plan.good_night, plan.bad_night, plan.series) == (night(2), night(3), "llama3-8b-1123456789ab")
+
+
+@pytest.fixture
+def swept(store: DirectoryStore) -> DirectoryStore:
+    """A sweep of three points with a series each; the second is slower in the last night."""
+    for number in range(2, 4):
+        for tp in (1, 2, 4):
+            made = record(number if tp == 2 else 0, series=f"llama3-8b-{tp:012x}")
+            spec = made.spec.model_copy(update={"night": night(number), "sweep_point": {"cmd_args.tp": tp}})
+            put_row(store, row(made.model_copy(update={"spec": spec})))
+    return store
+
+
+def test_of_a_sweep_a_point_that_is_worse_is_searched(swept: DirectoryStore) -> None:
+    rows = find_rows(swept, "llama3-8b", "dgx")
+
+    assert [each.sweep_point for each in rows] == [{"cmd_args.tp": 2}] * 2
+    assert plan_of_change(rows) == ("step_time", night(2), night(3))
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_of_a_sweep_the_point_of_the_run_that_is_named_is_searched_until_its_night(
+    swept: DirectoryStore, tp: int
+) -> None:
+    history = [row for each in find_series(swept, "llama3-8b") for row in read_history(swept, "dgx", each.series)]
+    (run_key,) = (row.run_key for row in history if (row.sweep_point["cmd_args.tp"], row.night) == (tp, night(2)))
+
+    rows = find_rows(swept, "llama3-8b", "dgx", SearchRequest(run_key=run_key))
+
+    assert [(each.sweep_point, each.night) for each in rows] == [({"cmd_args.tp": tp}, night(2))]
+
+
+def test_a_run_that_is_in_no_history_is_refused(swept: DirectoryStore) -> None:
+    with pytest.raises(InvalidInput, match="no such run in the history"):
+        find_rows(swept, "llama3-8b", "dgx", SearchRequest(run_key="llama3-8b-2026-11-04-0000000000"))
 
 
 def test_a_test_without_a_history_is_refused(store: DirectoryStore) -> None:

@@ -1,4 +1,4 @@
-"""`history --all --out` and `migrate`: the whole history as a table, and the store of an earlier version."""
+"""`history --all --out`, `migrate` and searches: the whole history as a table, an earlier store, which point is meant."""
 
 from pathlib import Path
 
@@ -6,9 +6,10 @@ import pandas as pd
 import pytest
 
 from nightbridge.history.history_store import put_row
-from nightbridge.models import StoreSettings
+from nightbridge.models import StoreSettings, VerdictStatus, utc_now
+from nightbridge.nights.records import NightStart, NightTest, record_start
 from nightbridge.store.directory import DirectoryStore
-from tests.builders import make_row
+from tests.builders import make_row, make_summary
 from tests.nightbridge.cli.conftest import Program
 
 
@@ -39,3 +40,28 @@ def test_a_store_is_migrated_once(nightbridge: Program, url: str, tmp_path: Path
 def test_an_export_is_of_all_tests_and_has_a_file(nightbridge: Program, url: str, arguments: tuple[str, ...]) -> None:
     code, _, err = nightbridge("history", *arguments, "--store", url)
     assert (code, "Give --all --out FILE" in err) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["bisect", "attribute"])
+def test_a_search_that_names_a_run_of_a_sweep_is_about_its_point(
+    nightbridge: Program, tmp_path: Path, command: str
+) -> None:
+    store = DirectoryStore(StoreSettings(url=f"file://{tmp_path}/store"))
+    rows = [
+        row.model_copy(update={"cluster": "local", "series": f"llama3-8b-{tp:012x}"})
+        for tp, slow in ((1, 1.0), (2, 1.2))
+        for night, step_time in (("2026-11-08", 1.0), ("2026-11-09", slow))
+        for row in [make_row(make_summary((step_time,) * 50), night, sweep_point={"cmd_args.tp": tp})]
+    ]
+    rows = [*rows[:-1], rows[-1].model_copy(update={"verdict": VerdictStatus.REGRESSED, "worse": {"step_time": 0.2}})]
+    for row in rows:
+        put_row(store, row)
+    tests = tuple(NightTest(test_id=row.test_id, run_key=row.run_key) for row in (rows[1], rows[3]))
+    begun = {"scenario": "practice", "cluster": "local", "workspace": tmp_path, "begun_at": utc_now()}
+    record_start(store, NightStart.model_validate({"night": "2026-11-09", "tests": tests, **begun}))
+    options = ("--store", store.url, "--workspace", str(tmp_path / "ws"), "--yes")
+
+    good, bad = (nightbridge(command, row.run_key, *options)[2] for row in (rows[1], rows[3]))
+
+    assert "nothing became worse" in good
+    assert ("no commit changed with it" if command == "bisect" else "the run is not stored any more") in bad
