@@ -27,8 +27,8 @@ _M = TypeVar("_M", bound="BaseModel")
 CHUNK = 1 << 20
 """Bytes of a file that are in memory at once while it is copied."""
 
-# What a shared file system answers while its server is away.
-_PASSING = frozenset({errno.EAGAIN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
+PASSING = frozenset({errno.EAGAIN, errno.EIO, errno.ENOTCONN, errno.ESHUTDOWN, errno.ESTALE, errno.ETIMEDOUT})
+"""What a shared file system answers while its server is away."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -424,5 +424,5 @@ def open_workspace(workspace: Path) -> None:
 
 def write_error(error: OSError, *, what: str, subject: str, advice: str) -> PermanentError | TransientError:
     """The error of ours for a file or folder that could not be written."""
-    kind = TransientError if error.errno in _PASSING else PermanentError
+    kind = TransientError if error.errno in PASSING else PermanentError
     return kind(f"{what} cannot be written: {error.strerror or error}", subject=subject, advice=advice)

@@ -12,6 +12,7 @@ Standard library only: some programs that import this must start quickly.
 """
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -22,11 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from nightbridge.errors import PermanentError, TransientError
+from nightbridge.errors import NightbridgeError, PermanentError, TransientError
+from nightbridge.files import PASSING
 
 TAIL_LINES = 12
 DRAIN_SECONDS = 10.0
 """How long to wait for the last output of a program that has ended: what left its session may hold a pipe."""
+
+# Nothing can be started now: processes, memory or open files are used up, or the program is being replaced.
+_BUSY = PASSING | {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETXTBSY}
 
 
 class Process(Protocol):
@@ -83,7 +88,7 @@ def run(
 
     Raises:
         PermanentError: There is no such program, or it cannot be started.
-        TransientError: It ran into the time limit.
+        TransientError: It ran into the time limit, or nothing can be started now.
     """
     name = Path(argv[0]).name
     try:
@@ -99,11 +104,7 @@ def run(
             umask=umask,
         )
     except OSError as error:
-        if cwd is not None and not cwd.is_dir():
-            raise PermanentError("no such folder", subject=str(cwd)) from error
-        if isinstance(error, FileNotFoundError):
-            raise PermanentError("not installed", subject=name, advice=f"Install {name}, or put it on PATH") from error
-        raise PermanentError(f"cannot be started: {error.strerror}", subject=str(argv[0])) from error
+        raise _not_started(error, argv, cwd) from error
     stdout: list[bytes] = []
     lines: list[str] = []
     pumps = [threading.Thread(target=_read_lines, args=(process.stderr or process.stdout, lines, on_line), daemon=True)]
@@ -124,15 +125,33 @@ def run(
             for thread in (timer, *pumps):
                 thread.start()
             code = process.wait()
+        except RuntimeError as error:  # a thread counts as a process where these are used up
+            raise _not_now(name, error) from error
         finally:
             timer.cancel()
             _kill([process.pid])
             process.wait()
             for pump in pumps:
-                pump.join(DRAIN_SECONDS)
+                if pump.ident is not None:
+                    pump.join(DRAIN_SECONDS)
     if expired.is_set():
         raise TransientError(f"{name} did not end within {timeout:.0f} s", advice="It was killed; will retry")
     return Finished(code=code, stdout=b"".join(stdout), stderr="\n".join(lines))
+
+
+def _not_started(error: OSError, argv: Sequence[str | Path], cwd: Path | None) -> NightbridgeError:
+    name = Path(argv[0]).name
+    if error.errno in _BUSY:
+        return _not_now(name, error.strerror)
+    if cwd is not None and not cwd.is_dir():
+        return PermanentError("no such folder", subject=str(cwd))
+    if isinstance(error, FileNotFoundError):
+        return PermanentError("not installed", subject=name, advice=f"Install {name}, or put it on PATH")
+    return PermanentError(f"cannot be started: {error.strerror}", subject=str(argv[0]))
+
+
+def _not_now(name: str, why: object) -> TransientError:
+    return TransientError(f"cannot be started now: {why}", subject=name, advice="Will retry")
 
 
 def _read_lines(stream: IO[bytes], lines: list[str], on_line: Callable[[str], None] | None) -> None:
@@ -179,20 +198,27 @@ class Guard:
     def _note(self, number: int) -> None:
         with self._lock:
             _note(self._groups, number)
-            if self._helper is None:
-                self._helper = subprocess.Popen(
-                    own_program(__name__, python_options=["-S"]),
-                    # Ours may hold secrets, and this one outlives us.
-                    env={name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ},
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-            assert self._helper.stdin is not None
-            # A helper that was killed is missed only if this process is killed as well.
+            # A helper that was killed, or cannot be started now, is missed only if this process is killed as well.
             with contextlib.suppress(OSError):
-                os.write(self._helper.stdin.fileno(), b"%d\n" % number)
+                numbers = [number]
+                if self._helper is None:
+                    self._helper = _start_helper()
+                    numbers = list(self._groups)
+                assert self._helper.stdin is not None
+                for one in numbers:
+                    os.write(self._helper.stdin.fileno(), b"%d\n" % one)
+
+
+def _start_helper() -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        own_program(__name__, python_options=["-S"]),
+        # Ours may hold secrets, and this one outlives us.
+        env={name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def main(_arguments: Sequence[str]) -> int:

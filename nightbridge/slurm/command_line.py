@@ -325,13 +325,10 @@ class CommandLineCluster:
 
     def _run(self, argv: Sequence[str], *, timeout: float | None = None, **variables: str) -> Finished:
         environment = self._environment() | variables
-        timeout = timeout or QUERY_TIMEOUT
         try:
-            return run([self.program(argv[0]), *argv[1:]], environment=environment, timeout=timeout)
+            return run([self.program(argv[0]), *argv[1:]], environment=environment, timeout=timeout or QUERY_TIMEOUT)
         except TransientError as error:
-            raise StatusUnknown(
-                f"{argv[0]} did not answer in {timeout:.0f} s", subject=self.settings.name, advice="Will retry"
-            ) from error
+            raise StatusUnknown(error.happened, subject=self.settings.name, advice="Will retry") from error
 
 
 def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:

@@ -132,6 +132,7 @@ class Watcher:
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._failures = 0
+        self._answered = False
 
     def follow(
         self, job: Job, on_change: Callable[[JobStatus], None] | None = None, on_wait: Callable[[], None] | None = None
@@ -149,7 +150,7 @@ class Watcher:
 
         Raises:
             StatusUnknown: The watcher was stopped, or no source reported the job for longer than its patience.
-            NightbridgeError: The cluster refused the query for good.
+            NightbridgeError: The cluster refused the first query for good. One that has answered before is asked again.
         """
         ended = self._follow_one(job, on_change, on_wait)
         claimed = ended.status is not None and ended.status.exit_code == ALREADY_CLAIMED
@@ -245,28 +246,33 @@ class Watcher:
             answer = {
                 _key_of(job): self._own(job, status) for job in jobs if (status := rows.get(job.job_id)) is not None
             }
-        except TransientError as error:
-            self._failures += 1
-            self._publish(jobs, {})
-            since = min(
-                (watched.silent_since for watched in self._watched.copy().values() if watched.silent_since),
-                default=None,
-            )
-            log.warning("status of %d jobs unknown since %s: %s", len(jobs), since, error)
-            return
         except Exception as error:
-            refusal = error if isinstance(error, NightbridgeError) else None
-            log.exception("querying %d jobs failed", len(jobs))
-            with self._changed:
-                for job in jobs:
-                    if watched := self._watched.get(_key_of(job)):
-                        watched.error = refusal or NightbridgeError(
-                            f"{type(error).__name__}: {error}", subject="watcher"
-                        )
-                self._changed.notify_all()
+            # What has worked before may work again: a package of Slurm's that is being upgraded has no squeue.
+            (self._unknown if self._answered or isinstance(error, TransientError) else self._refused)(jobs, error)
             return
-        self._failures = 0
+        self._answered, self._failures = True, 0
         self._publish(jobs, answer)
+
+    def _unknown(self, jobs: Sequence[Job], error: Exception) -> None:
+        """Take in that a query was not answered, which says nothing about any job."""
+        self._failures += 1
+        self._publish(jobs, {})
+        since = min(
+            (watched.silent_since for watched in self._watched.copy().values() if watched.silent_since),
+            default=None,
+        )
+        trace = None if isinstance(error, NightbridgeError) else error
+        log.warning("status of %d jobs unknown since %s: %s", len(jobs), since, error, exc_info=trace)
+
+    def _refused(self, jobs: Sequence[Job], error: Exception) -> None:
+        """Let whoever follows a job hear that the cluster cannot be asked."""
+        log.error("querying %d jobs failed", len(jobs), exc_info=error)
+        refusal = NightbridgeError(f"{type(error).__name__}: {error}", subject="watcher")
+        with self._changed:
+            for job in jobs:
+                if watched := self._watched.get(_key_of(job)):
+                    watched.error = error if isinstance(error, NightbridgeError) else refusal
+            self._changed.notify_all()
 
     def _own(self, job: Job, status: JobStatus) -> JobStatus | None:
         """The status, unless it is another job's: ids are used again after slurmctld lost its state."""

@@ -1,6 +1,9 @@
 """Programs of others run to their end or their limit, and leave nothing behind."""
 
+import errno
 import os
+import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -51,6 +54,27 @@ def test_there_is_no_terminal_and_no_input() -> None:
 def test_a_program_that_is_not_there_is_named() -> None:
     with pytest.raises(PermanentError, match="no-such-program-here: not installed"):
         run(["no-such-program-here"], environment=os.environ, timeout=60)
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.ESTALE])
+def test_a_moment_in_which_nothing_can_be_started_passes(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork(*arguments: object, **named: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(subprocess, "Popen", fork)
+
+    with pytest.raises(TransientError, match=f"true: cannot be started now: {os.strerror(number)}"):
+        run(["true"], environment=os.environ, timeout=60)
+
+
+def test_a_moment_in_which_no_thread_can_be_started_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+    with pytest.raises(TransientError, match="sleep: cannot be started now: can't start new thread"):
+        run(["sleep", "600"], environment=os.environ, timeout=60)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

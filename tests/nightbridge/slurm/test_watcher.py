@@ -448,6 +448,25 @@ def test_a_refusal_reaches_every_follower(
         following(make_job(tmp_path)).result(timeout=60)
 
 
+@pytest.mark.parametrize(
+    "error", [PermanentError("command not found", subject="squeue"), OSError(errno.EACCES, "denied"), ValueError("bug")]
+)
+def test_a_cluster_that_was_reached_once_and_cannot_be_asked_now_ends_no_job(
+    error: Exception, stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    stub.say(1, JobState.RUNNING)
+    end = following(make_job(tmp_path))
+    time.sleep(0.3)
+
+    stub.error = error
+    time.sleep(1.2)
+    assert not end.done()
+    stub.error = None
+    stub.say(1, JobState.COMPLETED, exit_code=0)
+
+    assert end.result(timeout=20).status is not None
+
+
 def test_patience_has_an_end(stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path) -> None:
     stub.complete = False
 
