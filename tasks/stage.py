@@ -17,6 +17,7 @@ from prefect.context import TaskRunContext
 from prefect.tasks import exponential_backoff
 
 from nightbridge.errors import InvalidInput, TransientError
+from nightbridge.files import PASSING
 from nightbridge.slurm.attempt_files import note_waiting
 from nightbridge.tasks.context import raise_if_interrupted, wait_out
 
@@ -82,6 +83,17 @@ def _note_of(parameters: dict[str, Any]) -> Callable[[str | None], None]:
     return functools.partial(note_waiting, run_key, site.workspace) if run_key and site else lambda what: None
 
 
+def _tried(call: Callable[[], R]) -> R:
+    """Call; the error of a file system that is away for a moment is one that may pass, like that of any service."""
+    try:
+        return call()
+    except OSError as error:
+        if error.errno not in PASSING:
+            raise
+        what = error.strerror or type(error).__name__
+        raise TransientError(what, subject=str(error.filename or ""), advice="Will retry") from error
+
+
 def never_reused(context: TaskRunContext, parameters: dict[str, Any]) -> None:
     """Key of a stage that is run again by a retried night."""
 
@@ -107,7 +119,9 @@ def stage(
         def unless_interrupted(*arguments: P.args, **named: P.kwargs) -> R:
             raise_if_interrupted()
             note = _note_of(parameters.bind(*arguments, **named).arguments)
-            return wait_out(lambda: function(*arguments, **named), waits_for, first_delay=first_delay(), note=note)
+            return wait_out(
+                lambda: _tried(lambda: function(*arguments, **named)), waits_for, first_delay=first_delay(), note=note
+            )
 
         return Task(
             unless_interrupted,

@@ -1,5 +1,6 @@
 """The retry policy that stands behind every stage."""
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,16 @@ def test_a_transient_error_is_tried_again() -> None:
     assert failing([TransientError("network"), StatusUnknown("slurmdbd")]) == ["call", "call", "call", "done"]
 
 
-@pytest.mark.parametrize("error", [PermanentError("gone"), InvalidInput("typo"), ValueError("bug")])
+def test_a_file_system_that_is_away_for_a_moment_is_tried_again() -> None:
+    away = [OSError(number, "away", "/lustre/w/a1") for number in (errno.ESTALE, errno.EIO, errno.ENOTCONN)]
+
+    assert failing([*away]) == ["call", "call", "call", "call", "done"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PermanentError("gone"), InvalidInput("typo"), ValueError("bug"), OSError(errno.EACCES, "denied")],
+)
 def test_anything_else_ends_the_stage_at_once(error: Exception) -> None:
     assert failing([error]) == ["call", type(error).__name__]
 
