@@ -82,5 +82,5 @@ def _run_and_harvest(run: RunSpec, site: Site, limits: ClusterLimits, request: A
         ended = (*ended, submit_and_watch(run, plan, site))
         if not may_try_again(ended, site.cluster):
             return harvest(run, checkout, image, plan, ended, site)
-        attempt = next_attempt(run, site)
+        attempt = next_attempt(run, site, after=attempt.attempt)
         get_run_logger().warning("%s: %s; retrying as %s", ended[-1].name, ended[-1].outcome_reason, attempt.name)

@@ -135,35 +135,18 @@ def last_attempt(run_dir: Path) -> int:
     return max((int(match[1]) for match in found if match), default=0)
 
 
-def open_attempt(workspace: Path, run_key: str, cluster: ClusterSettings) -> AttemptContext:
-    """Open the next attempt of a run: make its folder, which only one caller can, and record it before anything else.
+def open_attempt(workspace: Path, run_key: str, cluster: ClusterSettings, number: int = 1) -> AttemptContext:
+    """Open an attempt of a run, by its number: make its folder, and record it before anything else.
+
+    Of several processes that open the same one, the first one's record counts, and all of them work on it: they get one
+    job, where attempts of their own would get several. An attempt whose opener died before recording it has submitted
+    nothing, and is recorded here.
 
     The folder is `<workspace>/runs/<run key>/a<n>`, absolute.
     """
-    number = last_attempt(workspace.absolute() / "runs" / run_key)
-    while True:
-        number += 1
-        try:
-            (workspace.absolute() / "runs" / run_key / f"a{number}").mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return _record_opened(workspace.absolute(), run_key, number, cluster)
-
-
-def current_attempt(workspace: Path, run_key: str, cluster: ClusterSettings) -> AttemptContext:
-    """The newest attempt of a run, opened now if there is none.
-
-    An attempt whose opener died before recording it has submitted nothing; it is recorded here.
-    """
-    number = last_attempt(workspace.absolute() / "runs" / run_key)
-    if number == 0:
-        return open_attempt(workspace, run_key, cluster)
-    return _record_opened(workspace.absolute(), run_key, number, cluster)
-
-
-def _record_opened(workspace: Path, run_key: str, number: int, cluster: ClusterSettings) -> AttemptContext:
-    """Record an attempt unless it is recorded; return what is recorded."""
+    workspace = workspace.absolute()
     folder = workspace / "runs" / run_key / f"a{number}"
+    folder.mkdir(parents=True, exist_ok=True)
     if not (folder / ATTEMPT_FILE).exists():
         context = AttemptContext(
             run_key=run_key,
@@ -175,6 +158,12 @@ def _record_opened(workspace: Path, run_key: str, number: int, cluster: ClusterS
         )
         create_model(folder / ATTEMPT_FILE, context)
     return read_attempt(folder)
+
+
+def current_attempt(workspace: Path, run_key: str, cluster: ClusterSettings) -> AttemptContext:
+    """The newest attempt of a run, the first one opened now if there is none."""
+    newest = last_attempt(workspace.absolute() / "runs" / run_key)
+    return open_attempt(workspace, run_key, cluster, max(newest, 1))
 
 
 def read_attempt(attempt_dir: Path) -> AttemptContext:

@@ -124,15 +124,15 @@ def choose_attempt(request: AttemptRequest, run: RunSpec, site: Site) -> Attempt
     """
     newest = current_attempt(site.workspace, run.run_key, site.cluster)
     if request.is_open_for(newest):
-        return next_attempt(run, site)
+        return next_attempt(run, site, after=newest.attempt)
     if request.is_later_than(newest) and read_ended(newest.attempt_dir) is None:
         log.info("%s is still running, resuming it; cancel it to start a new attempt", newest.name)
     return newest
 
 
-def next_attempt(run: RunSpec, site: Site) -> AttemptContext:
-    """Open the next attempt."""
-    return open_attempt(site.workspace, run.run_key, site.cluster)
+def next_attempt(run: RunSpec, site: Site, *, after: int) -> AttemptContext:
+    """Open the attempt that follows one, or go on with it where another process has opened it."""
+    return open_attempt(site.workspace, run.run_key, site.cluster, after + 1)
 
 
 def may_try_again(jobs: Sequence[Job], settings: ClusterSettings) -> bool:

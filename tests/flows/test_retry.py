@@ -98,7 +98,7 @@ def attempts_in(runs: Path) -> dict[str, list[str]]:
 def passed(tmp_path: Path) -> tuple[RunSpec, Site]:
     """A run whose first attempt has passed, for which a new one is requested."""
     record, site = make_record(), Site(workspace=tmp_path)
-    end(next_attempt(record.spec, site))
+    end(next_attempt(record.spec, site, after=0))
     verdict = make_verdict(VerdictStatus.PASSED, run_key=record.spec.run_key, prefix=record.prefix)
     store_of(site).put(f"{record.prefix.rpartition('/')[0]}/verdict.json", verdict.model_dump_json().encode())
     return record.spec, site

@@ -14,7 +14,7 @@ from nightbridge.files import write_model
 from nightbridge.masking import MASK
 from nightbridge.models import ClusterSettings, Job, Outcome, RunDependency, SecretRef, Site, utc_now
 from nightbridge.slurm.attempt_files import SUBMISSION_FILE, AttemptContext, Submission, declare_intent, open_attempt
-from nightbridge.slurm.attempts import read_ended, record_ended
+from nightbridge.slurm.attempts import attempts_of, read_ended, record_ended
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.states import parse_squeue
 from nightbridge.tasks import job
@@ -112,7 +112,8 @@ class FullQueue:
 
     def add_to_base(self, job_id: int) -> AttemptContext:
         """Another attempt of the run that is depended on, whose job is in Slurm."""
-        attempt = open_attempt(self.site.workspace, "base", self.site.cluster)
+        number = len(attempts_of("base", self.site.workspace)) + 1
+        attempt = open_attempt(self.site.workspace, "base", self.site.cluster, number)
         folder = attempt.attempt_dir
         submission = Submission(
             job_id=job_id, name=attempt.name, cluster="full", script=folder, launcher_script=folder,

@@ -1,7 +1,9 @@
 """A run's attempts: which one is gone on with, when another is opened, and what is cancelled."""
 
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import pytest
 
 from nightbridge.errors import DamagedData
 from nightbridge.models import GitRepo, Job, Outcome, RunSpec, Site, TestDefinition, utc_now
-from nightbridge.slurm.attempt_files import AttemptContext
+from nightbridge.slurm import attempt_files
+from nightbridge.slurm.attempt_files import AttemptContext, last_attempt
 from nightbridge.slurm.attempts import (
     NO_REQUEST,
     AttemptRequest,
@@ -134,8 +137,8 @@ def wait_for_the_clock() -> datetime:
 
 
 def test_attempts_are_in_the_order_of_their_numbers_and_not_of_their_names(site: Site) -> None:
-    for _ in range(11):
-        next_attempt(RUN, site)
+    for after in range(11):
+        next_attempt(RUN, site, after=after)
 
     assert numbers(site) == list(range(1, 12))
     assert choose_attempt(NO_REQUEST, RUN, site).attempt == 11
@@ -150,26 +153,56 @@ def test_an_unrecorded_folder_is_no_attempt_until_it_is_resumed(site: Site) -> N
 
 
 def test_an_attempt_whose_record_is_damaged_is_not_overlooked(site: Site) -> None:
-    attempt = next_attempt(RUN, site)
+    attempt = next_attempt(RUN, site, after=0)
     (attempt.attempt_dir / "attempt.json").write_text("{}")
 
     with pytest.raises(DamagedData, match=r"attempt\.json"):
         numbers(site)
 
 
+def test_processes_that_see_one_attempt_end_go_on_with_one_next_attempt(site: Site) -> None:
+    """A host that comes back after it was given up, or a person's run of the night beside the worker's."""
+    first = choose_attempt(NO_REQUEST, RUN, site)
+    end(first, Outcome.INFRASTRUCTURE)
+
+    second = next_attempt(RUN, site, after=first.attempt)
+    end(second, Outcome.INFRASTRUCTURE)
+    third = next_attempt(RUN, site, after=second.attempt)
+
+    assert next_attempt(RUN, site, after=first.attempt) == second
+    assert next_attempt(RUN, site, after=second.attempt) == third
+    assert numbers(site) == [1, 2, 3]
+
+
+def test_processes_that_begin_a_run_at_once_have_one_first_attempt(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    found_none = threading.Barrier(2)
+
+    def look(run_dir: Path) -> int:
+        number = last_attempt(run_dir)
+        found_none.wait(10)
+        return number
+
+    monkeypatch.setattr(attempt_files, "last_attempt", look)
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda _: choose_attempt(NO_REQUEST, RUN, site), range(2))
+
+    assert one == other
+    assert numbers(site) == [1]
+
+
 # --- how attempts ended ----------------------------------------------------------------------------------------------
 
 
 def test_every_ended_job_is_kept_oldest_first(site: Site) -> None:
-    first = end(next_attempt(RUN, site), Outcome.INFRASTRUCTURE)
-    second = end(next_attempt(RUN, site), Outcome.SUCCEEDED)
-    next_attempt(RUN, site)
+    first = end(next_attempt(RUN, site, after=0), Outcome.INFRASTRUCTURE)
+    second = end(next_attempt(RUN, site, after=1), Outcome.SUCCEEDED)
+    next_attempt(RUN, site, after=2)
 
     assert ended_jobs(RUN, site) == (first, second)
 
 
 def test_a_record_of_an_end_that_cannot_be_read_is_named(site: Site) -> None:
-    attempt = next_attempt(RUN, site)
+    attempt = next_attempt(RUN, site, after=0)
     end(attempt, Outcome.SUCCEEDED)
     (attempt.attempt_dir / "ended.json").write_text('{"run_key": "x"}')
 
@@ -179,8 +212,8 @@ def test_a_record_of_an_end_that_cannot_be_read_is_named(site: Site) -> None:
 
 def test_only_failures_of_the_cluster_are_tried_again(site: Site) -> None:
     may = {}
-    for outcome in Outcome:
-        end(next_attempt(RUN, site), outcome)
+    for after, outcome in enumerate(Outcome):
+        end(next_attempt(RUN, site, after=after), outcome)
         may[outcome] = may_try_again(ended_jobs(RUN, site), site.cluster)
 
     assert [outcome for outcome, again in may.items() if again] == [Outcome.INFRASTRUCTURE]
@@ -189,7 +222,7 @@ def test_only_failures_of_the_cluster_are_tried_again(site: Site) -> None:
 def test_a_run_that_has_not_ended_is_not_tried_again(site: Site) -> None:
     assert not may_try_again(ended_jobs(RUN, site), site.cluster)
 
-    next_attempt(RUN, site)
+    next_attempt(RUN, site, after=0)
 
     assert not may_try_again(ended_jobs(RUN, site), site.cluster)
 
@@ -199,7 +232,7 @@ def test_the_cluster_may_fail_so_often_and_no_more(site: Site, most: int) -> Non
     site = site.model_copy(update={"cluster": site.cluster.model_copy(update={"max_attempts": most})})
     tries = 0
     while True:
-        end(next_attempt(RUN, site), Outcome.INFRASTRUCTURE)
+        end(next_attempt(RUN, site, after=tries), Outcome.INFRASTRUCTURE)
         tries += 1
         if not may_try_again(ended_jobs(RUN, site), site.cluster):
             break
@@ -224,7 +257,7 @@ def start(cluster: LocalCluster, attempt: AttemptContext, body: str) -> int:
 
 
 def test_the_jobs_of_an_attempt_are_found_without_any_record_of_them(site: Site, cluster: LocalCluster) -> None:
-    first, second = next_attempt(RUN, site), next_attempt(RUN, site)
+    first, second = next_attempt(RUN, site, after=0), next_attempt(RUN, site, after=1)
     job_id = start(cluster, first, "true")
 
     assert [job.job_id for job in jobs_of(first, cluster)] == [job_id]
@@ -232,11 +265,11 @@ def test_the_jobs_of_an_attempt_are_found_without_any_record_of_them(site: Site,
 
 
 def test_cancelling_a_run_ends_its_live_jobs_and_no_others(site: Site, cluster: LocalCluster) -> None:
-    ended = start(cluster, next_attempt(RUN, site), "true")
+    ended = start(cluster, next_attempt(RUN, site, after=0), "true")
     wait_for_end(cluster, ended)
-    live = start(cluster, next_attempt(RUN, site), "sleep 300")
+    live = start(cluster, next_attempt(RUN, site, after=1), "sleep 300")
     other_run = RUN.model_copy(update={"repeat": 1})
-    other = start(cluster, next_attempt(other_run, site), "sleep 300")
+    other = start(cluster, next_attempt(other_run, site, after=0), "sleep 300")
     wait_for_state(cluster, live, "RUNNING")
 
     assert cancel_jobs([RUN.run_key], site.workspace, cluster) == (((RUN.run_key, live),), ())

@@ -177,8 +177,8 @@ def test_an_intent_whose_job_is_there_leaves_nothing_open(
 def test_a_night_without_an_answer_is_told_in_one_line(
     slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
 ) -> None:
-    for _ in range(2):
-        open_attempt(tmp_path, KEYS[0], slurm.settings)
+    for number in (2, 3):
+        open_attempt(tmp_path, KEYS[0], slurm.settings, number)
     slurm.say(live=None, past=None)
 
     with pytest.raises(StatusUnknown) as raised:

@@ -8,7 +8,7 @@ from nightbridge.errors import LaunchRefused
 from nightbridge.files import write_model
 from nightbridge.models import ClusterSettings, GitRepo, Job, Outcome, RunDependency, RunSpec, TestDefinition, utc_now
 from nightbridge.slurm.attempt_files import SUBMISSION_FILE, AttemptContext, Submission, open_attempt
-from nightbridge.slurm.attempts import NotSubmittedYet, dependency_options, record_ended
+from nightbridge.slurm.attempts import NotSubmittedYet, attempts_of, dependency_options, record_ended
 
 TEST = TestDefinition(
     id="fine",
@@ -29,7 +29,7 @@ def after(*dependencies: tuple[str, str, tuple[str, ...]]) -> RunSpec:
 
 
 def opened(workspace: Path, run_key: str) -> AttemptContext:
-    return open_attempt(workspace, run_key, ClusterSettings())
+    return open_attempt(workspace, run_key, ClusterSettings(), len(attempts_of(run_key, workspace)) + 1)
 
 
 def submitted(workspace: Path, run_key: str, job_id: int) -> AttemptContext:

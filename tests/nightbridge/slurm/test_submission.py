@@ -514,8 +514,10 @@ def test_attempts_are_numbered_and_each_is_opened_once(
     workspace: Path, settings: ClusterSettings, run_key: str
 ) -> None:
     first = open_attempt(workspace, run_key, settings)
-    second = open_attempt(workspace, run_key, settings)
+    second = open_attempt(workspace, run_key, settings, 2)
+    again = open_attempt(workspace, run_key, settings, 2)
 
+    assert again == second
     assert [first.attempt, second.attempt] == [1, 2]
     assert second.attempt_dir == workspace / "runs" / run_key / "a2"
     assert second.name == f"{run_key}-a2"
