@@ -121,6 +121,11 @@ def hopeless_advice(reason: str) -> str | None:
     return HOPELESS_REASONS.get(word)
 
 
+def waits_for_another(status: JobStatus) -> bool:
+    """Whether a job waits for the end of one that it depends on: it is not in the queue for nodes yet."""
+    return status.state in WAITING and status.reason.strip("()") == "Dependency"
+
+
 # Why a job waits, in words, with what helps; `{job}` is its id.
 WAITING_REASONS: dict[str, str] = {
     "Priority": "other jobs go first",

@@ -16,7 +16,14 @@ from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, utc_no
 from nightbridge.slurm.attempt_files import Cancellation, CancelPolicy, read_claim, read_exit_code, record_cancellation
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.script import ALREADY_CLAIMED
-from nightbridge.slurm.states import LOST, TERMINAL, WAITING, hopeless_advice, without_false_cancellation
+from nightbridge.slurm.states import (
+    LOST,
+    TERMINAL,
+    WAITING,
+    hopeless_advice,
+    waits_for_another,
+    without_false_cancellation,
+)
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +70,8 @@ class _Watched:
         self.job = job
         self.followers = 0
         self.status: JobStatus | None = None
+        self.depended_at: datetime | None = None
+        """When it was last seen to wait for another job's end."""
         self.changed_at = now
         self.reported_at = now
         self.ended_at: float | None = None
@@ -81,6 +90,8 @@ class _Watched:
             self.changed_at = now
         self.status = status
         self.reported_at = now
+        if waits_for_another(status):
+            self.depended_at = utc_now()
         if status.state is JobState.UNKNOWN:
             # An unknown state does not keep the exit file from ending the job.
             self.silence()
@@ -313,13 +324,18 @@ class Watcher:
         now = time.monotonic()
         with self._changed:
             reported = [
-                (watched.job, watched.status, now - watched.changed_at)
+                (watched.job, watched.status, watched.depended_at, now - watched.changed_at)
                 for watched in self._watched.values()
                 if watched.status is not None and watched.silent_since is None
             ]
-        for job, status, seconds in reported:
+        for job, status, depended_at, seconds in reported:
             cancellation = due_cancellation(
-                status, self._cluster.settings, reason_seconds=seconds, grace=self._graces.hopeless, now=utc_now()
+                status,
+                self._cluster.settings,
+                queued_since=depended_at or status.submitted_at,
+                reason_seconds=seconds,
+                grace=self._graces.hopeless,
+                now=utc_now(),
             )
             if cancellation is None:
                 continue
@@ -415,13 +431,20 @@ _RUNNING = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.STOPPED})
 
 
 def due_cancellation(
-    status: JobStatus, settings: ClusterSettings, *, reason_seconds: float, grace: float, now: datetime
+    status: JobStatus,
+    settings: ClusterSettings,
+    *,
+    queued_since: datetime | None,
+    reason_seconds: float,
+    grace: float,
+    now: datetime,
 ) -> Cancellation | None:
     """The cancellation of a job that a policy ends; None while none does.
 
     Args:
         status: As Slurm last reported it.
         settings: The cluster's, with `max_pending` and `max_runtime`.
+        queued_since: Since when it waits for nodes: `max_pending` does not count the wait for another job's end.
         reason_seconds: For how long its state and reason have been what they are.
         grace: Seconds for which even a hopeless reason may stand: an administrator may be changing the partition.
         now: The time, against the job's own times.
@@ -431,7 +454,7 @@ def due_cancellation(
     due: tuple[tuple[bool, CancelPolicy, str, str], ...] = (
         (pending and bool(hopeless) and reason_seconds >= grace, "hopeless", status.reason, hopeless),
         (
-            pending and _longer_than(settings.max_pending, status.submitted_at, now),
+            pending and _longer_than(settings.max_pending, queued_since, now),
             "max_pending",
             f"pending for {settings.max_pending or 0:.0f} s, last for {status.reason or 'no reason given'}",
             "Raise the cluster's max_pending, or request less",

@@ -424,6 +424,23 @@ def test_a_watching_thread_that_died_or_could_not_start_is_started_again(
     assert following(make_job(tmp_path)).result(timeout=20).status is not None
 
 
+def test_the_wait_for_another_job_is_not_counted_as_pending(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    stub.settings = stub.settings.model_copy(update={"max_pending": 2.0})
+    submitted = utc_now() - timedelta(hours=2)
+    stub.say(1, JobState.PENDING, submitted_at=submitted, reason="Dependency")
+    end = following(make_job(tmp_path))
+    time.sleep(0.5)
+
+    stub.say(1, JobState.PENDING, submitted_at=submitted, reason="Priority")
+    time.sleep(1)
+    assert stub.cancelled == []
+    end.result(timeout=20)
+
+    assert stub.cancelled == [1]
+
+
 def test_a_job_that_lost_the_claim_hands_over_to_the_one_that_runs(
     stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
 ) -> None:
