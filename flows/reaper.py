@@ -5,7 +5,7 @@ concurrency limit no later night would start. Heartbeats cannot tell it from a l
 reaper reads the night's own sign of life in the workspace (`nightbridge.nights.liveness`). It runs on a schedule and
 decides each time from what it finds: nothing is lost with a server that restarts or a reaper that is killed.
 
-It also cancels the jobs of nights that were cancelled while no process of theirs was running.
+It also cancels the jobs of nights that were cancelled while no process of theirs was running, or Slurm did not answer.
 """
 
 import time
