@@ -178,7 +178,7 @@ class _Rule(NamedTuple):
     """Filled in from the case."""
 
 
-_INFRASTRUCTURE_STATES = frozenset({JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.PREEMPTED, JobState.REVOKED})
+_INFRASTRUCTURE_STATES = frozenset({JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.PREEMPTED})
 # What the exit file of a lost job holds: slurmd kills the job, and its recorder may or may not still write.
 _KILLED = (None, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
 _OVER_TIME = frozenset({JobState.TIMEOUT, JobState.DEADLINE})
@@ -247,6 +247,13 @@ _RULES: tuple[_Rule, ...] = (
         lambda case: case.evidence.all_steps_done and case.ended_well, Outcome.PROGRAM_ERROR, "losses are not finite"
     ),
     # It is not.
+    # No infrastructure failure, which would submit a second job beside the one that a sibling cluster may run.
+    _Rule(
+        lambda case: case.state is JobState.REVOKED,
+        Outcome.NEVER_STARTED,
+        "REVOKED after {case.steps}: another cluster of the federation has the job, and it is not followed there. "
+        "Find it with `squeue --federation` before this run is started again",
+    ),
     _Rule(
         lambda case: case.state in _INFRASTRUCTURE_STATES or (case.lost and case.exit_file in _KILLED),
         Outcome.INFRASTRUCTURE,

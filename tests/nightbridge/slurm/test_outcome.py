@@ -8,8 +8,9 @@ from typing import Literal
 
 import pytest
 
-from nightbridge.models import Job, JobState, JobStatus, Outcome
+from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, Outcome
 from nightbridge.slurm.attempt_files import Cancellation, record_cancellation
+from nightbridge.slurm.attempts import may_try_again
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.outcome import RunEvidence, classify
 from nightbridge.slurm.script import ALREADY_CLAIMED, CLAIM, wrap_script
@@ -95,7 +96,8 @@ def test_steps_that_no_line_numbers_make_no_run_a_whole_one(tmp_path: Path) -> N
         (JobState.NODE_FAIL, None, SOME, Outcome.INFRASTRUCTURE),
         (JobState.BOOT_FAIL, None, evidence(0), Outcome.INFRASTRUCTURE),
         (JobState.PREEMPTED, 143, SOME, Outcome.INFRASTRUCTURE),
-        (JobState.REVOKED, None, SOME, Outcome.INFRASTRUCTURE),
+        (JobState.REVOKED, None, SOME, Outcome.NEVER_STARTED),
+        (JobState.REVOKED, None, evidence(0), Outcome.NEVER_STARTED),
         (JobState.TIMEOUT, None, SOME, Outcome.TIMEOUT),
         (JobState.DEADLINE, None, SOME, Outcome.TIMEOUT),
         (JobState.OUT_OF_MEMORY, 137, SOME, Outcome.OUT_OF_MEMORY),
@@ -115,6 +117,19 @@ def test_the_outcome_of(
 
     assert judged.outcome is outcome
     assert judged.outcome_reason
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+def test_no_second_job_is_submitted_beside_one_that_runs_on_a_sibling_of_the_federation(
+    claimed: bool, tmp_path: Path
+) -> None:
+    if claimed:
+        (tmp_path / CLAIM).write_text("7\n")
+
+    job = classify(ended(tmp_path, JobState.REVOKED), evidence(3))
+
+    assert not may_try_again([job], ClusterSettings())
+    assert "`squeue --federation`" in job.outcome_reason
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL))
