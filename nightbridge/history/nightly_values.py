@@ -278,13 +278,13 @@ def fixed_band(metric: Metric, gate: GatePolicy, values: Sequence[float]) -> Ban
 def noise_of(values: Sequence[float | None]) -> float:
     """The relative standard deviation of single nights; 0 where they are too few to tell."""
     # numpy is imported with the first band from history: commands that compare nothing do not pay for it.
-    from nightbridge.history.noise import deviations, night_noise
+    from nightbridge.history.noise import night_noise, strays
 
     noise = night_noise(values)
     if math.isnan(noise):
         return 0.0
-    strays = sorted(map(abs, deviations(values)))
-    return noise if len(strays) < FEW else max(noise, strays[int(USUAL * len(strays))] / USUAL_SIGMAS)
+    apart = sorted(strays(values, noise))
+    return noise if len(apart) < FEW else max(noise, apart[int(USUAL * len(apart))] / USUAL_SIGMAS)
 
 
 def noise_of_runs(values: Sequence[float], usual: float, enough: int) -> float:
@@ -330,7 +330,7 @@ def _tail_of(metric: Metric, values: Sequence[float | None]) -> float:
     """How far single nights stray that are no rare accident; 0 where they are too few to tell."""
     from nightbridge.history.noise import deviations
 
-    strays = sorted(stray if metric.lower_is_better else -stray for stray in deviations(values, 4, 4))
+    strays = sorted(stray if metric.lower_is_better else -stray for stray in deviations(values, 4))
     return BEYOND_TAIL * strays[min(int(TAIL * len(strays)), len(strays) - 3)] if len(strays) >= FEW else 0.0
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.history.nightly_values import Band, band_of, beyond_limits, rows_until
+from nightbridge.history.nightly_values import Band, band_of, beyond_limits, noise_of, rows_until
 from nightbridge.models import GatePolicy, Limits
 from nightbridge.models.metrics import METRIC_BY_NAME
 from tests.builders import make_row
@@ -56,6 +56,20 @@ def test_bad_nodes_and_a_change_of_level_make_no_band_wider() -> None:
     assert width(values) == 0.02
 
 
+@pytest.mark.parametrize("factors", [[0.93] * 5, [0.93] * 9 + [0.87] * 6, [0.93] * 7 + [1.0] * 7 + [0.93] * 7])
+@pytest.mark.parametrize("before", [8, 13])
+@pytest.mark.parametrize("sigma", [0.0005, 0.002, 0.005])
+def test_several_changes_of_level_or_one_in_the_first_weeks_make_no_band_wider(
+    before: int, factors: list[float], sigma: float
+) -> None:
+    steady = nights(before + len(factors), sigma)
+    changed = [value * factor for value, factor in zip(steady, [1.0] * before + factors, strict=True)]
+
+    for metric in (STEP_TIME, METRIC_BY_NAME["peak_memory"]):
+        band = band_of(metric, GatePolicy(), changed, changed)
+        assert band.width <= max(metric.least(0.02), 12 * sigma)
+
+
 def test_what_one_night_in_five_does_is_inside_the_band() -> None:
     values = nights(28, 0.002)
     values[::5] = [value * 1.2 for value in values[::5]]
@@ -67,6 +81,21 @@ def test_nights_that_follow_each_other_have_the_band_of_their_distance_from_the_
     drift = [1 + 0.02 * np.sin(night / 3) for night in range(28)]
 
     assert width(drift, GatePolicy(step_time=0.2)) > 0.05
+
+
+def test_nights_that_follow_each_other_by_chance_keep_the_noise_of_their_distance_from_the_week_before() -> None:
+    found = [noise_of(following(28, 0.01, seed)) for seed in range(100)]
+
+    assert np.median(found) == pytest.approx(0.0085, rel=0.08)
+
+
+def following(count: int, sigma: float, seed: int) -> list[float]:
+    """Nights of which each is like the one before it: AR(1), 0.7."""
+    rng = np.random.default_rng(seed)
+    values = [sigma * rng.standard_normal()]
+    for step in sigma * np.sqrt(1 - 0.7**2) * rng.standard_normal(count - 1):
+        values.append(0.7 * values[-1] + step)
+    return [1 + value for value in values]
 
 
 def test_the_first_nights_of_a_noisy_test_have_a_wider_band() -> None:
