@@ -1,6 +1,7 @@
 """`nightbridge accept`: stores a user's decision about a run or a series, and withdraws it."""
 
 import re
+import statistics
 from collections.abc import Sequence
 from typing import cast, get_args
 
@@ -11,6 +12,7 @@ from nightbridge.gate.decisions import (
     StoredDecision,
     Withdrawal,
     as_of,
+    in_force,
     list_decisions,
     read_decisions,
     record_decision,
@@ -19,12 +21,12 @@ from nightbridge.gate.decisions import (
 from nightbridge.gate.evidence import Contract
 from nightbridge.gate.judging import Rejudged, judge_again
 from nightbridge.gate.suspects import CommitsBetween
-from nightbridge.gate.trend import Trend, trends
+from nightbridge.gate.trend import Change, Trend, trends
 from nightbridge.harvest.manifest import last_attempt, load_record
 from nightbridge.history.history_store import compact, folder_of
 from nightbridge.history.reading import read_history
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import MetricName, VerdictStatus, utc_now
+from nightbridge.models import GOOD_VERDICTS, MetricName, VerdictStatus, utc_now
 from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.store.protocol import ObjectStore
 
@@ -32,6 +34,9 @@ BAD = frozenset({VerdictStatus.REGRESSED, VerdictStatus.UNSTABLE})
 
 START_IS_KNOWN_TO = 3
 """Nights by which the start of a change may be late."""
+
+NIGHTS_BEFORE = 7
+"""Nights that the level before a change is taken from."""
 
 _SERIES = re.compile(r"[a-z0-9-]+-[0-9a-f]{12}")
 
@@ -74,6 +79,7 @@ def accept(
 
     The decision holds from the first night of that level: the latest of the changes that began what is worse now and
     is not decided about (the earliest, for what is fixed), else the first of the bad nights that end with the run.
+    What is fixed may have been acknowledged, and ends before the run where that is among the first good ones again.
 
     Args:
         store: Where history and decisions are.
@@ -86,7 +92,8 @@ def accept(
         cluster: Name of the cluster, for a series; a run knows its own.
 
     Raises:
-        InvalidInput: There is no such run or series, who or why is missing, or it would end before its level begins.
+        InvalidInput: There is no such run or series, who or why is missing, it would end before its level begins, or
+            there is nothing that could have been fixed.
         PermanentError: The run is not in the store.
         DamagedData: What is stored of it cannot be read.
     """
@@ -96,7 +103,12 @@ def accept(
         raise InvalidInput(
             "no history", subject=f"{target} on {cluster}", advice="Check the name, --cluster and --store"
         )
-    found = trends(rows, decisions=as_of(rows[-1].night, read_decisions(store, cluster, series)))
+    decisions = as_of(rows[-1].night, read_decisions(store, cluster, series))
+    found = trends(rows, decisions=decisions)
+    if kind == "fixed":
+        since, last = _fault(rows, found, decisions, metrics)
+    else:
+        since, last = _since(rows, found, metrics), rows[-1].night
     decision = Decision(
         kind=kind,
         cluster=cluster,
@@ -104,8 +116,8 @@ def accept(
         test_id=rows[-1].test_id,
         run_key=target if last_night else "",
         metrics=tuple(metrics),
-        since=_since(kind, rows, found, metrics),
-        night=rows[-1].night,
+        since=since,
+        night=last,
         until=until,
         who=who,
         why=why,
@@ -174,21 +186,70 @@ def _place_of(store: ObjectStore, target: str, cluster: str) -> tuple[str, str, 
     return record.job.cluster, record.series, record.spec.night
 
 
-def _since(
-    kind: DecisionKind, rows: Sequence[HistoryRow], found: Sequence[Trend], metrics: Sequence[MetricName]
-) -> str:
-    """The first night of the last row's level."""
+def _fault(
+    rows: Sequence[HistoryRow], found: Sequence[Trend], decisions: Sequence[Decision], metrics: Sequence[MetricName]
+) -> tuple[str, str]:
+    """The first and the last night of what was repaired."""
+    own = [row for row in rows if row.repeat == 0] or list(rows)
+    begun = [change.night for change in _ongoing(found, metrics)]
+    forced = {one for name in metrics or METRIC_BY_NAME for one in in_force(decisions, name)}
+    known = [one for one in decisions if one in forced and one.kind == "acknowledged" and not one.ended]
+    if known and not begun and own[-1].verdict not in BAD:
+        return known[-1].since, _last_acknowledged(known[-1], found) or own[-1].night
+    if begun or any(row.verdict in BAD for row in own[-2:]):
+        while any(row.verdict in BAD for row in own) and own[-1].verdict in GOOD_VERDICTS:
+            own.pop()
+    elif own[-1].verdict in GOOD_VERDICTS:
+        advice = "Name the last run that was worse"
+        raise InvalidInput("nothing is worse at this run that could be fixed", subject=own[-1].run_key, advice=advice)
+    return min([*begun, _streak(own)]), own[-1].night
+
+
+def _last_acknowledged(decision: Decision, found: Sequence[Trend]) -> str:
+    """The last night whose level is rather the acknowledged one than that before it; empty where no metric is worse.
+
+    Verdicts do not tell: both levels pass.
+    """
+    from nightbridge.history.changepoints import DEFAULT_POLICY
+
+    last, largest = "", 0.0
+    for trend in (trend for trend in found if decision.is_about(trend.metric)):
+        metric = METRIC_BY_NAME[trend.metric]
+        values = {night: value for night, value in zip(trend.nights, trend.values, strict=True) if value is not None}
+        before = [value for night, value in values.items() if night < decision.since][-NIGHTS_BEFORE:]
+        known = [value for night, value in values.items() if decision.since <= night <= decision.night]
+        if not before or not known:
+            continue
+        old, new = statistics.median(before), statistics.median(known)
+        change = (new - old) / abs(old) if old else 0.0
+        if metric.worse(change) and abs(change) >= max(largest, metric.least(DEFAULT_POLICY.minimum_change)):
+            of_fault = (night for night, value in values.items() if abs(value - new) < abs(value - old))
+            last, largest = max(night for night in of_fault if night >= decision.since), abs(change)
+    return last
+
+
+def _ongoing(found: Sequence[Trend], metrics: Sequence[MetricName]) -> list[Change]:
+    """The changes that began the last row's level, one for each metric that is worse."""
+    return [trend.ongoing for trend in found if (not metrics or trend.metric in metrics) and trend.ongoing]
+
+
+def _streak(rows: Sequence[HistoryRow]) -> str:
+    """The first of the nights at the end that are all bad, or all too good; the last one where it is neither."""
     streak, last = rows[-1].night, rows[-1].verdict
     alike = frozenset({last}) if last is VerdictStatus.SUSPICIOUS else BAD
     for row in reversed(rows):
         if row.repeat == 0 and row.verdict not in alike:
             break
         streak = row.night
-    if last is VerdictStatus.SUSPICIOUS:
+    return streak
+
+
+def _since(rows: Sequence[HistoryRow], found: Sequence[Trend], metrics: Sequence[MetricName]) -> str:
+    """The first night of the last row's level."""
+    streak = _streak(rows)
+    if rows[-1].verdict is VerdictStatus.SUSPICIOUS:
         return streak
-    begun = [trend.ongoing for trend in found if (not metrics or trend.metric in metrics) and trend.ongoing]
-    if kind == "fixed":
-        return min([*(change.night for change in begun), streak])
+    begun = _ongoing(found, metrics)
     latest = max(begun, key=lambda change: change.night, default=None)
     if latest is None:
         return streak

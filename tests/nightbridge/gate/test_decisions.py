@@ -250,6 +250,64 @@ def test_accepting_a_run_takes_cluster_series_and_night_from_it(
     assert (made.cluster, made.series, made.metrics) == ("dgx", SERIES, ("step_time",))
 
 
+KNOWN = decision("acknowledged", night(20), night(22))
+
+
+@pytest.mark.parametrize(
+    ("levels", "decisions", "expected"),
+    [
+        ((1.1,) * 7, (KNOWN,), (night(20), night(26))),
+        ((1.1,) * 3, (KNOWN,), (night(20), night(22))),
+        ((*(1.1,) * 7, 1.0), (KNOWN,), (night(20), night(26))),
+        ((*(1.1,) * 7, *(1.0,) * 12), (KNOWN,), (night(20), night(26))),
+        ((1.1, 1.1, 1.0), (), (night(20), night(21))),
+        ((*(1.1,) * 7, 1.0), (), (night(20), night(26))),
+        ((*(1.1,) * 15, *(1.0,) * 15, 1.3), (KNOWN,), (night(50), night(50))),
+    ],
+    ids=[
+        "known",
+        "known for three nights",
+        "known, on the first night after it",
+        "known, long after it",
+        "on the first night after it",
+        "on the first night after a long one",
+        "another one than is known",
+    ],
+)
+def test_what_is_fixed_reaches_from_its_first_night_to_its_last(
+    slowed: Callable[..., Any],
+    store: DirectoryStore,
+    levels: tuple[float, ...],
+    decisions: tuple[Decision, ...],
+    expected: tuple[str, str],
+) -> None:
+    _verdicts, rows = slowed(*levels, decisions=decisions)
+    for row in rows:
+        put_row(store, row)
+    for one in decisions:
+        record_decision(store, one)
+
+    made = accept(store, SERIES, "fixed", who="ann", why="reverted", cluster="dgx")
+
+    assert (made.since, made.night) == expected
+    later = made.model_copy(update={"when": KNOWN.when + timedelta(days=1)})
+    assert expected[0] > KNOWN.since or in_force([*decisions, later], "step_time") == (later,)
+
+
+@pytest.mark.parametrize("decisions", [(), (KNOWN, decision("fixed", night(20), night(26), day=2))])
+def test_a_night_without_a_fault_cannot_be_marked_as_fixed(
+    slowed: Callable[..., Any], store: DirectoryStore, decisions: tuple[Decision, ...]
+) -> None:
+    _verdicts, rows = slowed(*(1.1,) * 7 * bool(decisions), *(1.0,) * 5, decisions=decisions)
+    for row in rows:
+        put_row(store, row)
+    for one in decisions:
+        record_decision(store, one)
+
+    with pytest.raises(InvalidInput, match="nothing is worse at this run"):
+        accept(store, SERIES, "fixed", who="ann", why="reverted", cluster="dgx")
+
+
 def test_what_does_not_exist_is_refused() -> None:
     with pytest.raises(InvalidInput, match="no such kind of decision"):
         checked_kind("ignored")
