@@ -292,5 +292,5 @@ def _read_number(path: Path) -> int | None:
 
 def _read(kind: type[_M], path: Path) -> _M | None:
     return read_model(
-        path, kind, what=f"cannot be read as {kind.__name__}", advice="It was changed by hand; open a new attempt"
+        path, kind, what=f"cannot be read as {kind.__name__}", advice="Changed by hand: remove it, and start again"
     )

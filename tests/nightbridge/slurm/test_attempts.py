@@ -12,7 +12,7 @@ import pytest
 from nightbridge.errors import DamagedData
 from nightbridge.models import GitRepo, Job, Outcome, RunSpec, Site, TestDefinition, utc_now
 from nightbridge.slurm import attempt_files
-from nightbridge.slurm.attempt_files import AttemptContext, last_attempt
+from nightbridge.slurm.attempt_files import AttemptContext, declare_intent, last_attempt
 from nightbridge.slurm.attempts import (
     NO_REQUEST,
     AttemptRequest,
@@ -156,8 +156,12 @@ def test_an_attempt_whose_record_is_damaged_is_not_overlooked(site: Site) -> Non
     attempt = next_attempt(RUN, site, after=0)
     (attempt.attempt_dir / "attempt.json").write_text("{}")
 
-    with pytest.raises(DamagedData, match=r"attempt\.json"):
+    with pytest.raises(DamagedData, match=r"attempt\.json.* remove it, and start again"):
         numbers(site)
+
+    (attempt.attempt_dir / "attempt.json").unlink()
+    assert choose_attempt(NO_REQUEST, RUN, site).name == attempt.name
+    assert numbers(site) == [1]
 
 
 def test_processes_that_see_one_attempt_end_go_on_with_one_next_attempt(site: Site) -> None:
@@ -280,3 +284,31 @@ def test_cancelling_a_run_ends_its_live_jobs_and_no_others(site: Site, cluster: 
     assert cancel_jobs([RUN.run_key], site.workspace, cluster) == ((), ())
     assert cancel_jobs([other_run.run_key], site.workspace, cluster) == (((other_run.run_key, other),), ())
     wait_for_end(cluster, other)
+
+
+@pytest.mark.parametrize("requested", [NEW, AFTER_FAILURE])
+@pytest.mark.parametrize("record", [None, '{"job_id": 12'], ids=["gone", "damaged"])
+def test_an_attempt_that_nobody_can_go_on_with_is_left_for_a_new_one_once_its_job_is_over(
+    site: Site, cluster: LocalCluster, requested: AttemptRequest, record: str | None
+) -> None:
+    first = next_attempt(RUN, site, after=0)
+    if record is not None:
+        (first.attempt_dir / "submission.json").write_text(record)
+    job_id = start(cluster, first, "sleep 300")
+    wait_for_state(cluster, job_id, "RUNNING")
+    assert choose_attempt(requested, RUN, site) == first
+
+    cluster.cancel(job_id)
+    wait_for_end(cluster, job_id)
+
+    assert choose_attempt(NO_REQUEST, RUN, site) == first
+    assert choose_attempt(requested, RUN, site).attempt == 2
+    assert choose_attempt(requested, RUN, site).attempt == 2
+
+
+def test_an_attempt_whose_job_is_over_and_known_is_gone_on_with(site: Site, cluster: LocalCluster) -> None:
+    first = next_attempt(RUN, site, after=0)
+    declare_intent(first.attempt_dir, first.attempt_dir / "train_sbatch.sh", first.attempt_dir, after=0)
+    wait_for_end(cluster, start(cluster, first, "true"))
+
+    assert choose_attempt(NEW, RUN, site) == first
