@@ -14,7 +14,8 @@ must have first, and only a run that has all of it is compared:
    the cluster's canary and the nodes explain is taken out first.
 4. Golden values, where the test names some.
 
-What one night alone says is suspicious until it was run again: the verdict names how many runs it wants.
+What one night alone says is suspicious until it was run again: the verdict names how many runs it wants. Where one of
+these breaks, the night is unstable at best, whatever its own run did.
 
 What makes the baseline: the last `gate.baseline_runs` runs of the same series from strictly earlier nights (night ids
 sort by time) whose verdict was good (`GOOD_VERDICTS`), and whose job did all its steps. A regressed run never
@@ -33,6 +34,8 @@ from nightbridge.gate.plausibility import implausible
 from nightbridge.gate.tonight import Evidence, Tonight, slow_mode
 from nightbridge.gate.trend import standing
 from nightbridge.history.nightly_values import (
+    BROKEN,
+    NO_VALUE,
     Night,
     arms_of,
     changed_topology,
@@ -52,6 +55,7 @@ from nightbridge.models import (
     ComparisonStatus,
     ControlArm,
     InvalidTest,
+    Job,
     Outcome,
     ReferenceResult,
     RunRecord,
@@ -120,6 +124,7 @@ def compare(record: RunRecord, history: Sequence[HistoryRow], evidence: Evidence
     results = tuple(result for metric in METRICS if (result := compare_metric(metric, tonight)))
     baseline = good_runs_before(record.spec.night, [night.own for night in tonight.nights[:-1]])
     verdict = _verdict(record, baseline[-gate.baseline_runs :], results, tonight)
+    verdict = _with_broken_runs(verdict, tonight.nights[-1].runs[1:])
     if len(baseline) < gate.cold_start:
         other = _other_topology(tonight.nights[-1].own, history)
         verdict = _with_few_nights(verdict, len(baseline), tonight)
@@ -197,7 +202,7 @@ def _verdict(
     golden = tonight.evidence.golden if tonight else None
     if outcome_fault:
         # Metrics that a failed run has not measured are no news.
-        status, reasons = outcome_fault, (_outcome_reason(record), *short, *wrong)
+        status, reasons = outcome_fault, (_outcome_reason(record.job), *short, *wrong)
     elif wrong:
         status, reasons = VerdictStatus.FAILED, (*wrong, *short)
     elif short:
@@ -225,7 +230,7 @@ def _verdict(
                 node_reasons = (*node_reasons, *([placed.reason] if placed.reason else ()))
             reasons = (*reasons, *node_reasons, *_decided(tonight))
     if record.job.outcome is Outcome.TEARDOWN:
-        reasons = (*reasons, _outcome_reason(record))
+        reasons = (*reasons, _outcome_reason(record.job))
     missing = () if outcome_fault or short else _missing_checkpoints(record)
     reasons = (*reasons, *missing, *_resume_reasons(record), *_taint_reasons(record))
 
@@ -269,6 +274,19 @@ def _with_few_nights(verdict: Verdict, nights: int, tonight: Tonight) -> Verdict
     reason = f"{nights} of the {tonight.gate.cold_start} good nights from which a test's own noise is known{wide}"
     update = {"status": VerdictStatus.INSUFFICIENT_DATA, "reasons": (*verdict.reasons, reason)}
     return verdict.model_copy(update=update)
+
+
+def _with_broken_runs(verdict: Verdict, further: Sequence[HistoryRow]) -> Verdict:
+    """The same; no pass where a further run of the same pins broke, which the run itself did not."""
+    broken = [run for run in further if run.verdict in BROKEN]
+    if not broken or verdict.status in NO_VALUE:
+        return verdict
+    first, runs = broken[0], format_count(len(further), "further run")
+    is_outcome = OUTCOMES[first.outcome][0] is not None
+    why = _outcome_reason(first) if is_outcome else "; ".join(_wrong_data(first.summary))
+    reason = f"{len(broken)} of {runs} of the same pins broke, {first.run_key} {first.verdict}: {why}".rstrip(": ")
+    status = verdict.status if EXIT_CODES[verdict.status] else VerdictStatus.UNSTABLE
+    return verdict.model_copy(update={"status": status, "reasons": (reason, *verdict.reasons)})
 
 
 def _certainty(status: VerdictStatus, results: Sequence[MetricResult]) -> str:
@@ -375,9 +393,9 @@ def _missing_checkpoints(record: RunRecord) -> tuple[str, ...]:
     )
 
 
-def _outcome_reason(record: RunRecord) -> str:
-    _fault, words = OUTCOMES[record.job.outcome]
-    return f"{words}: {record.job.outcome_reason}" if record.job.outcome_reason else words
+def _outcome_reason(ended: Job | HistoryRow) -> str:
+    _fault, words = OUTCOMES[ended.outcome]
+    return f"{words}: {ended.outcome_reason}" if ended.outcome_reason else words
 
 
 def _comparison_reasons(results: Sequence[MetricResult]) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from nightbridge.history.nightly_values import good_runs_before
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import (
     GOOD_VERDICTS,
+    Arm,
     Checkpoint,
     CheckpointState,
     GatePolicy,
@@ -245,6 +246,42 @@ def test_only_earlier_nights_count_and_never_the_run_itself(make_record: Records
 
 def test_confirming_re_runs_are_no_baseline(make_record: Records, make_row: Rows) -> None:
     assert compare(make_record(), [make_row(repeat=1)]).status is VerdictStatus.NO_BASELINE
+
+
+@pytest.mark.parametrize(
+    ("tonight", "status"),
+    [(1.0, VerdictStatus.UNSTABLE), (0.8, VerdictStatus.UNSTABLE), (1.3, VerdictStatus.REGRESSED)],
+)
+@pytest.mark.parametrize("arm", [None, Arm(role="new", pair=1, reference="good")])
+def test_a_further_run_of_the_same_code_that_crashed_is_no_pass(
+    make_record: Records,
+    make_row: Rows,
+    summary_of: Summaries,
+    history: tuple[HistoryRow, ...],
+    tonight: float,
+    status: VerdictStatus,
+    arm: Arm | None,
+) -> None:
+    ended = {"outcome": Outcome.PROGRAM_ERROR, "outcome_reason": "CUDA error: an illegal memory access"}
+    crashed = make_row(night="2026-11-10", repeat=1, **ended).model_copy(update={"arm": arm})
+    fine = make_row(summary_of([tonight] * 50), "2026-11-10", repeat=2)
+
+    verdict = compare(make_record(summary_of([tonight] * 50), "2026-11-10"), [*history, crashed, fine])
+
+    assert verdict.status is status
+    said = f"1 of 2 further runs of the same pins broke, {crashed.run_key} failed: the program failed: CUDA error"
+    assert any(reason.startswith(said) for reason in verdict.reasons)
+
+
+@pytest.mark.parametrize("about", [{"outcome": Outcome.INFRASTRUCTURE}, {"commit": "e" * 40}, {"night": "2026-11-09"}])
+def test_a_further_run_that_the_cluster_lost_or_of_another_point_says_nothing_of_the_code(
+    make_record: Records, make_row: Rows, history: tuple[HistoryRow, ...], about: dict[str, Any]
+) -> None:
+    usual = {"night": "2026-11-10", "repeat": 1, "outcome": Outcome.PROGRAM_ERROR}
+
+    verdict = compare(make_record(night="2026-11-10"), [*history, make_row(**{**usual, **about})])
+
+    assert verdict.status is VerdictStatus.PASSED
 
 
 RESUMED = {"model_recipe_name": "llama3_8b", "num_gpus": 8, "max_steps": 50, "load_dir": "/checkpoints/old"}
