@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 
-from nightbridge.gate.decisions import Decision, decision_on, is_accepted
+from nightbridge.gate.decisions import Decision, decision_on, is_accepted, level_start
 from nightbridge.history.nightly_values import BROKEN, Night, adjusted, night_values, nights_of, values_of
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, hardly_moved
 from nightbridge.models import (
@@ -350,7 +350,7 @@ def _trend(metric: Metric, nights: Sequence[Night], decisions: Sequence[Decision
     points = find_change_points(series[statistic], DEFAULT_POLICY.model_copy(update={"minimum_change": least}))
     changes = []
     for point in points:
-        before, first = _start_of(metric, point, nights, series[statistic])
+        before, first = _start_of(metric, point, nights, series[statistic], decisions)
         last_before, begin, latest = nights[before], nights[first].own.night, nights[point.latest]
         changes.append(
             Change(
@@ -378,15 +378,23 @@ def _trend(metric: Metric, nights: Sequence[Night], decisions: Sequence[Decision
 
 
 def _start_of(
-    metric: Metric, point: "ChangePoint", nights: Sequence[Night], values: Sequence[float | None]
+    metric: Metric,
+    point: "ChangePoint",
+    nights: Sequence[Night],
+    values: Sequence[float | None],
+    decisions: Sequence[Decision],
 ) -> tuple[int, int]:
-    """The last night that certainly had the old level, and the first one of the new: none that regressed is before it.
+    """The last night that certainly had the old level, and the first one of the new.
 
-    While a level is young its first nights are taken for accidents, and it seems to begin a night or two later.
+    While a level is young its first nights are taken for accidents, and it seems to begin a night or two later. None
+    that regressed is before it, and none since a level was accepted.
     """
     certain = at = max(0, point.earliest - 1)
-    while at and metric.worse(point.change) and metric.name in nights[at].own.worse:
-        value = values[at]
+    accepted = level_start(decisions, metric.name)
+    while at and metric.worse(point.change):
+        own, value = nights[at].own, values[at]
+        if metric.name not in own.worse and not (accepted and own.night >= accepted):
+            break
         if value is None or abs(value - point.after) > abs(value - point.before):
             break
         at -= 1

@@ -189,6 +189,18 @@ def test_the_trend_shows_the_change_with_the_decision(slowed: Callable[..., Any]
     assert f"  {made.text}" in trend_lines(found_trends)
 
 
+@pytest.mark.parametrize("count", [4, 5, 6, 7])
+def test_a_level_that_was_accepted_in_its_first_night_is_decided_about_while_it_is_young(
+    slowed: Callable[..., Any], count: int
+) -> None:
+    made = decision("baseline", night(20), night(20))
+    _verdicts, rows = slowed(*[1.1] * count, decisions=(made,))
+
+    changes = [change for trend in trends(rows, decisions=(made,)) for change in trend.changes]
+
+    assert all((change.night, change.decision) == (night(20), made) for change in changes)
+
+
 # --- accept ----------------------------------------------------------------------------------------------------------
 
 
