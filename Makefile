@@ -75,7 +75,7 @@ lint: install
 
 # All tests of whole flows and nights need Prefect: each worker would import them, and Prefect's server, to leave them out.
 check: lint
-	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not ($(PARTS))" --ignore tests/flows --ignore tests/nights
+	$(BIN)/pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder -m "not ($(PARTS))" --ignore tests/flows --ignore tests/nights
 
 test: lint
 	$(BIN)/python tests/real/packages.py

@@ -103,9 +103,11 @@ _LONGEST = tuple(
         "flows/test_restart.py",
         "flows/test_reaper.py",
         "nights/test_soak.py",
+        "nightbridge/slurm/test_watcher.py",
+        "tasks/test_mirror.py",
     )
 )
-"""Files of minutes, most of which is waiting, the longest first."""
+"""Files of minutes, and the longest of `make check`; most of it is waiting. The longest first."""
 
 
 def _turn(item: pytest.Item) -> int:
