@@ -162,7 +162,7 @@ class TestMail:
 
         began = time.monotonic()
         with pytest.raises(TransientError, match=rf"127\.0\.0\.1:{away.port}: .*Connection refused.*smtp_port"):
-            notify(NOTICE, in_the_clear(away), patience=0.5)
+            notify(NOTICE, in_the_clear(away), patience=1.5)
 
         assert 0.3 < time.monotonic() - began < 10
         assert caplog.text.count("retrying: 127.0.0.1") >= 3
@@ -215,7 +215,7 @@ class TestWebhook:
         caplog.set_level(logging.DEBUG)
 
         with pytest.raises(TransientError, match=r"the webhook does not answer: .*Connection refused") as raised:
-            notify(NOTICE, calling(f"http://127.0.0.1:{free_ports(1)[0]}{HOOK_PATH}", monkeypatch), patience=0.3)
+            notify(NOTICE, calling(f"http://127.0.0.1:{free_ports(1)[0]}{HOOK_PATH}", monkeypatch), patience=1.5)
         assert "planted-token" not in str(raised.value) + caplog.text
         assert "retrying" in caplog.text
 
