@@ -249,7 +249,7 @@ _STARTING = frozenset({StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING
 
 
 def last_retry() -> datetime | None:
-    """When a person last retried this flow run; None where nobody has.
+    """When a person last retried this flow run; None without a retry.
 
     Prefect's own count of starts does not show it: it counts those after the loss of a worker, and not those after a
     suspension.

@@ -77,7 +77,7 @@ def is_elsewhere(identity: ProcessIdentity) -> bool:
 
 
 def is_gone(identity: ProcessIdentity) -> bool:
-    """Whether the process has certainly ended, which nobody knows of one that is elsewhere."""
+    """Whether the process has certainly ended; of one that is elsewhere that is unknown."""
     return not is_elsewhere(identity) and identify(identity.pid) != identity
 
 

@@ -92,7 +92,7 @@ class Trend(Model):
 
     @property
     def ongoing(self) -> Change | None:
-        """The change that began the level of the last night, where that is worse and nobody has decided about it.
+        """The change that began the level of the last night, where that is worse and no decision is about it.
 
         One that was repaired, or that is a baseline since, is no cause of what is worse tonight.
         """

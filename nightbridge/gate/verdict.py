@@ -378,7 +378,7 @@ def _damaged_checkpoints(record: RunRecord) -> tuple[str, ...]:
 def _missing_checkpoints(record: RunRecord) -> tuple[str, ...]:
     """Which checkpoints a run that did all its steps has not left, where its test keeps any.
 
-    That alone makes no run bad: a save can be switched off in ways that nobody here knows, and what looks half written
+    That alone makes no run bad: a save can be switched off in ways that are unknown here, and what looks half written
     by its names may be another program's.
     """
     kept = record.spec.test.harvest.checkpoint

@@ -122,7 +122,7 @@ def choose_attempt(request: AttemptRequest, run: RunSpec, site: Site) -> Attempt
     """Return the attempt to work on, opened and recorded.
 
     While the newest attempt has not ended it is that one, whatever was requested: one job is enough. Only one that
-    nobody can go on with is left behind.
+    cannot be continued is left behind.
     """
     newest = current_attempt(site.workspace, run.run_key, site.cluster)
     if request.is_open_for(newest):
@@ -166,8 +166,8 @@ def jobs_of(attempt: AttemptContext, cluster: Cluster) -> tuple[JobStatus, ...]:
     return cluster.find(attempt.name).jobs
 
 
-_TOLD = 3
-"""Doubts that a message tells; the others are counted."""
+_MAX_SHOWN = 3
+"""Doubts that a message shows; the others are counted."""
 
 
 class CancelledJobs(NamedTuple):
@@ -185,10 +185,10 @@ class CancelledJobs(NamedTuple):
             StatusUnknown: One may.
         """
         if self.doubts:
-            told = [*self.doubts[:_TOLD]]
-            told += [f"and {len(self.doubts) - _TOLD} more"] if len(self.doubts) > _TOLD else []
+            shown = [*self.doubts[:_MAX_SHOWN]]
+            shown += [f"and {len(self.doubts) - _MAX_SHOWN} more"] if len(self.doubts) > _MAX_SHOWN else []
             raise StatusUnknown(
-                f"not every job is known to be cancelled: {'; '.join(told)}", subject=subject, advice="Cancel it again"
+                f"not every job is known to be cancelled: {'; '.join(shown)}", subject=subject, advice="Cancel it again"
             )
 
 

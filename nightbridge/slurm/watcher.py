@@ -161,7 +161,7 @@ class Watcher:
 
         Raises:
             StatusUnknown: The watcher was stopped, or no source reported the job for longer than its patience.
-            NightbridgeError: The cluster refused the first query for good. One that has answered before is asked again.
+            NightbridgeError: The cluster refused the first query for good. One that has answered before is tried again.
         """
         ended = self._follow_one(job, on_change, on_wait)
         claimed = ended.status is not None and ended.status.exit_code == ALREADY_CLAIMED
@@ -276,7 +276,7 @@ class Watcher:
         log.warning("status of %d jobs unknown since %s: %s", len(jobs), since, error, exc_info=trace)
 
     def _refused(self, jobs: Sequence[Job], error: Exception) -> None:
-        """Let whoever follows a job hear that the cluster cannot be asked."""
+        """Tell whoever follows a job that the cluster cannot be queried."""
         log.error("querying %d jobs failed", len(jobs), exc_info=error)
         refusal = NightbridgeError(f"{type(error).__name__}: {error}", subject="watcher")
         with self._changed:
