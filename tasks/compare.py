@@ -4,10 +4,10 @@ Those are pairs with the last good point, or the same run once more, as far as t
 pairs as well, for a change before it lands.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, timedelta
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from prefect.logging import get_run_logger
 
@@ -24,12 +24,10 @@ from nightbridge.nights.records import confirmation_cost, read_verdict
 from nightbridge.report.tables import markdown_table
 from nightbridge.slurm.attempts import NO_REQUEST, AttemptRequest, attempts_of, merged_options
 from nightbridge.store.protocol import ObjectStore
-from nightbridge.tasks.context import PATIENCE, run_log, this_night, wait_out
+from nightbridge.tasks.context import run_log, this_night
 from nightbridge.tasks.mirror import artifact_key, show_markdown
 from nightbridge.tasks.site import commits_between, store_of
-from nightbridge.tasks.stage import RETRIES, first_delay, never_reused, stage
-
-R = TypeVar("R")
+from nightbridge.tasks.stage import never_reused, patiently, stage
 
 TRIAL_DAYS = 3
 """Days on which an interrupted trial is resumed: after that its base is not what it would be tried on."""
@@ -89,11 +87,6 @@ def _judge(record: RunRecord, store: ObjectStore, site: Site) -> Verdict:
 # --- the further runs of a night -------------------------------------------------------------------------------------
 
 
-def _waiting(call: Callable[[], R]) -> R:
-    """Call, and wait for a store that is away as long as a stage does: between the runs of a night there is none."""
-    return wait_out(call, (TransientError,), first_delay=first_delay(), patience=PATIENCE * (RETRIES + 1))
-
-
 class Wanted(NamedTuple):
     """A run whose verdict requests further ones, and how many of them were started already."""
 
@@ -124,7 +117,7 @@ def _last_good_point(verdict: Verdict, site: Site) -> RunRecord | None:
     if (control := verdict.control) is None:
         return None
     try:
-        record = _waiting(lambda: load_record(store_of(site), control.prefix))
+        record = patiently(lambda: load_record(store_of(site), control.prefix))
     except (NightbridgeError, OSError) as error:
         run_log().warning("%s: no control arm: %s", verdict.run_key, error)
         return None
@@ -141,7 +134,7 @@ def record_of(verdict: Verdict, site: Site) -> RunRecord | None:
 def nodes_of(verdict: Verdict, site: Site) -> str:
     """The nodes that a run had, as Slurm writes them; empty where it had none, or its record cannot be read."""
     try:
-        record = _waiting(lambda: record_of(verdict, site))
+        record = patiently(lambda: record_of(verdict, site))
     except (NightbridgeError, OSError) as error:
         run_log().warning("%s: its nodes are not known: %s", verdict.run_key, error)
         return ""
@@ -177,7 +170,7 @@ class Spending:
         self._before = self._tonight = 0.0
         self._unknown = ""
         try:
-            self._before = 0.0 if site.budget.month is None else _waiting(lambda: spent_in(night[:7], site))
+            self._before = 0.0 if site.budget.month is None else patiently(lambda: spent_in(night[:7], site))
         except (NightbridgeError, OSError) as error:  # the verdicts stand, and so does the night's report
             self._unknown = f"not confirmed: what the month has spent cannot be read: {error}"
 
@@ -230,7 +223,7 @@ def without_confirmation(verdict: Verdict, why: str, site: Site) -> Verdict:
     run_log().warning("%s: %s", verdict.run_key, why)
     key, document = f"{final.prefix.rpartition('/')[0]}/verdict.json", final.model_dump_json(indent=2).encode()
     try:
-        _waiting(lambda: store_of(site).put(key, document))
+        patiently(lambda: store_of(site).put(key, document))
     except (NightbridgeError, OSError) as error:
         run_log().error("%s: the verdict is not stored: %s", verdict.run_key, error)
     return final

@@ -34,11 +34,11 @@ from nightbridge.nights.records import (
     write_plan,
 )
 from nightbridge.rules import check_scenario
-from nightbridge.tasks.context import PATIENCE, this_flow_run, this_night, wait_out
+from nightbridge.tasks.context import this_flow_run, this_night
 from nightbridge.tasks.mirror import insist, on_server, show
 from nightbridge.tasks.prepare import check_place, node_limits, show_violations
 from nightbridge.tasks.site import store_of
-from nightbridge.tasks.stage import RETRIES, first_delay, never_reused, stage
+from nightbridge.tasks.stage import never_reused, patiently, stage
 
 
 class ChosenNight(Model):
@@ -148,10 +148,7 @@ def make_plan(scenario: Scenario, chosen: ChosenNight, site: Site, choice: SiteC
     Raises:
         PermanentError: The workspace or the store cannot be written.
     """
-    patience = PATIENCE * (RETRIES + 1)
-    limits = wait_out(
-        lambda: node_limits(scenario, site), (TransientError,), first_delay=first_delay(), patience=patience
-    )
+    limits = patiently(lambda: node_limits(scenario, site))
     if limits is not None:
         scenario = check_scenario(scenario, limits)
     for warning in scenario.warnings:

@@ -19,7 +19,7 @@ from prefect.tasks import exponential_backoff
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.files import PASSING
 from nightbridge.slurm.attempt_files import note_waiting
-from nightbridge.tasks.context import raise_if_interrupted, wait_out
+from nightbridge.tasks.context import PATIENCE, raise_if_interrupted, wait_out
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,6 +92,11 @@ def _tried(call: Callable[[], R]) -> R:
             raise
         what = error.strerror or type(error).__name__
         raise TransientError(what, subject=str(error.filename or ""), advice="Will retry") from error
+
+
+def patiently(call: Callable[[], R]) -> R:
+    """Call outside of any stage, and wait for what is away for as long as a stage and its retries do."""
+    return wait_out(call, (TransientError,), first_delay=first_delay(), patience=PATIENCE * (RETRIES + 1))
 
 
 def never_reused(context: TaskRunContext, parameters: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from nightbridge.bisect.result import NOTHING_SAID, TRIES, BisectResult, SearchR
 from nightbridge.bisect.search import Failure
 from nightbridge.bisect.shift import FAILURE, LOSSES
 from nightbridge.errors import InvalidInput
-from nightbridge.harvest.manifest import load_record
+from nightbridge.harvest.manifest import load_record, run_key_of
 from nightbridge.history.nightly_values import BROKEN
 from nightbridge.models import RunRecord, StoredModel, Verdict
 from nightbridge.nights.records import read_verdict
@@ -166,7 +166,7 @@ def descent_request(result: AttributionResult, group: Group) -> BisectRequest:
     # Its ends are those of the nights, or an older good one where these have no common line.
     return BisectRequest(
         metric=plan.metric,
-        run_key=plan.bad.split("/")[-2],
+        run_key=run_key_of(plan.bad),
         repository="nemo_run" if factor.axis == "nemo_run" else "megatron_bridge",
         confidence=plan.policy.confidence,
         most_runs=plan.policy.most_runs,

@@ -37,7 +37,7 @@ from nightbridge.goldens.goldens import (
     read_golden_file,
 )
 from nightbridge.goldens.parity import MAX_CALIBRATION_RUNS, calibrated, compare_curves, curve_of, follow
-from nightbridge.harvest.manifest import METRICS, committed_attempts, load_record, load_scalars
+from nightbridge.harvest.manifest import METRICS, committed_attempts, load_record, load_scalars, run_key_of
 from nightbridge.history.nightly_values import changed_topology, good_runs_before, repeats_of
 from nightbridge.history.reading import find_series, is_good, read_history, read_recent
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, row_of
@@ -267,7 +267,7 @@ def reference_result(store: ObjectStore, record: RunRecord) -> ReferenceResult |
             raise
         return ReferenceResult(whole=False, as_good=True, reasons=(f"reference {gate.reference}: {error.what}",))
     found = follow(curve_of(theirs, LOSS), curve_of(own, LOSS), gate.reference_rules)
-    run_key = prefix.split("/")[-2]
+    run_key = run_key_of(prefix)
     return ReferenceResult(
         whole=found.is_complete,
         as_good=not found.beyond,

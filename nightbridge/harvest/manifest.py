@@ -144,6 +144,11 @@ def run_prefix(spec: RunSpec, attempt: int) -> str:
     return f"runs/{spec.test_slug}/{spec.night}/{spec.run_key}/a{attempt}"
 
 
+def run_key_of(prefix: str) -> str:
+    """The run key in such a prefix."""
+    return prefix.split("/")[-2]
+
+
 def committed_attempts(store: ObjectStore, run_key: str) -> tuple[str, ...]:
     """The prefixes of a run's committed attempts, oldest first.
 
