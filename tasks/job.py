@@ -5,7 +5,7 @@ Dependencies: a run whose job waits for another one's needs that job's id first.
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from prefect.logging import get_run_logger
 
@@ -15,7 +15,14 @@ from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, RunSpec, Se
 from nightbridge.outputs.experiment import RunToRead, evidence_of
 from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
 from nightbridge.slurm.attempt_files import newest_intent, read_attempt, read_submission
-from nightbridge.slurm.attempts import NotSubmittedYet, dependency_options, record_ended
+from nightbridge.slurm.attempts import (
+    NotSubmittedYet,
+    dependency_options,
+    is_end_expected,
+    lacked_a_dependency,
+    may_try_again,
+    record_ended,
+)
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.slurm.outcome import classify
 from nightbridge.slurm.protocol import JobNotAccepted
@@ -187,3 +194,32 @@ def submit_and_watch(run: RunSpec, plan: LaunchPlan, site: Site) -> Job:
         # One of them that failed while the slot was waited for needs a slot for its next attempt.
         with contextlib.suppress(NotSubmittedYet), job_slots(plan, site):
             return watch(submit(run, plan, site), plan, site)
+
+
+def needs_another_job(run: RunSpec, jobs: Sequence[Job], site: Site) -> bool:
+    """Whether a run whose jobs have ended is tried again.
+
+    Its newest job failed for the cluster's reasons; or it never started because one that it depends on did so, and
+    another attempt takes that one's place. Each of these not more often than the site allows.
+    """
+    return may_try_again(jobs, site.cluster) or (
+        0 < sum(map(lacked_a_dependency, jobs)) < site.cluster.max_attempts
+        and lacked_a_dependency(jobs[-1])
+        and _can_still_start(jobs[-1], run, site)
+    )
+
+
+def _can_still_start(job: Job, run: RunSpec, site: Site) -> bool:
+    """Whether what a job depended on may still end well; waits until the end of what failed has been recorded."""
+    night = this_night()
+    while True:
+        try:
+            dependency_options(run, site.workspace, night.may_submit)
+        except NotSubmittedYet:
+            return True
+        except LaunchRefused:
+            return False
+        if not is_end_expected(job, run, site.workspace, night.may_submit):
+            return True
+        raise_if_interrupted()
+        night.wait_for_a_run(_LOOK_AGAIN)

@@ -41,6 +41,7 @@ from nightbridge.slurm.attempt_files import (
     current_attempt,
     open_attempt,
     read_attempt,
+    read_cancellation,
     read_intents,
     read_submission,
 )
@@ -324,6 +325,31 @@ SLURM_TYPES: Mapping[str, str] = {
 }
 """CloudAI's types of dependency, and ours, as types of sbatch's `--dependency`. An `afterok` that can never be
 satisfied leaves the job pending as DependencyNeverSatisfied, which ends the wait for it."""
+
+
+_NEVER_SATISFIED = "DependencyNeverSatisfied"
+"""Slurm's reason of a job that waits for the success of one that has failed, whoever ends that wait."""
+
+
+def lacked_a_dependency(job: Job) -> bool:
+    """Whether an ended job never started because one that it depends on had failed."""
+    cancellation = read_cancellation(job.attempt_dir)
+    said = (job.status.reason if job.status else "", cancellation.reason if cancellation else "")
+    return job.outcome is Outcome.NEVER_STARTED and any(_NEVER_SATISFIED in reason for reason in said)
+
+
+def is_end_expected(job: Job, run: RunSpec, workspace: Path, is_active: Callable[[str], bool]) -> bool:
+    """Whether a run that `run` depends on still has the job that it had when this one was submitted, unended.
+
+    Slurm knows of its end before the process that watches it has recorded it.
+    """
+    for run_key in (key for dependency in run.after for key in dependency.run_keys):
+        # Checked before the records are read: what is recorded in between is seen there.
+        may_record = is_active(run_key)
+        submission, ended = _newest_job(run_key, workspace)
+        if may_record and ended is None and submission is not None and submission.submitted_at <= job.submitted_at:
+            return True
+    return False
 
 
 class NotSubmittedYet(Exception):
