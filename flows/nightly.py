@@ -253,8 +253,8 @@ def _attributed(plan: NightPlan, written: NightReport) -> NightReport:
             budget = attribution_budget(plan.start.night, plan.site)
             attribute(verdict.test_id, AttributionRequest(budget=budget, run_key=verdict.run_key), plan.site)
             searched = True
-        except NightbridgeError as error:  # the verdict stands without its cause
-            get_run_logger().warning("%s: no cause is known: %s", verdict.test_id, error)
+        except Exception as error:  # the verdict stands without its cause
+            get_run_logger().warning("%s: no cause is known: %s", verdict.test_id, error or type(error).__name__)
     return report(plan.start, written.verdicts, plan.site, written.sweeps) if searched else written
 
 

@@ -3,6 +3,8 @@
 What a person has requested stands until it is done, whatever comes in between.
 """
 
+import errno
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from uuid import UUID
 
 import httpx
 import pytest
+from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.flow_engine import run_flow
@@ -17,8 +20,10 @@ from prefect.states import AwaitingRetry, Completed
 
 from examples.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.flows.final_states import result_of
-from nightbridge.flows.nightly import _verdict_of, nightly
-from nightbridge.models import RunSpec, Site, Verdict, VerdictStatus, utc_now
+from nightbridge.flows.nightly import _attributed, _verdict_of, nightly
+from nightbridge.models import NightReport, RunSpec, Scenario, Site, Verdict, VerdictStatus, utc_now
+from nightbridge.models.site import Budget
+from nightbridge.nights.records import NightPlan, NightStart
 from nightbridge.slurm.attempt_files import AttemptContext
 from nightbridge.slurm.attempts import AttemptRequest, choose_attempt, next_attempt, record_ended
 from nightbridge.tasks.context import NightContext
@@ -150,3 +155,32 @@ def test_when_a_requested_attempt_dies_the_night_does_not_say_what_the_one_befor
     assert _verdict_of(*passed, AttemptRequest(), NightContext()).status is (
         VerdictStatus.INFRASTRUCTURE if opened else VerdictStatus.PASSED
     )
+
+
+# --- a night keeps its verdicts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("server")
+def test_a_night_whose_search_for_the_cause_is_cut_short_keeps_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A moment of the file system, not only an error of ours."""
+    searched: list[str] = []
+
+    def attribute(test: str, *_: object) -> None:
+        searched.append(test)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr("nightbridge.flows.attribute.attribute", attribute)
+    worse = make_verdict(VerdictStatus.REGRESSED, further_runs=2)
+    written = NightReport(scenario="nightly", night=worse.night, verdicts=(worse,), report="file:///report.html")
+    start = NightStart(night=worse.night, scenario="nightly", cluster="local", workspace=tmp_path, begun_at=utc_now())
+    site = Site(workspace=tmp_path, budget=Budget(attribution=1))
+    plan = NightPlan(start=start, scenario=Scenario(name="nightly", tests=()), runs=(), site=site)
+
+    @flow
+    def night() -> NightReport:
+        return _attributed(plan, written)
+
+    assert night() == written
+    assert searched == [worse.test_id]
