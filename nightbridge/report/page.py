@@ -93,13 +93,16 @@ class Drawing(NamedTuple):
 
 
 class Section(NamedTuple):
-    """One test of the night: its run, and that in words, rows and drawings."""
+    """One test of the night: its run, and that in words, rows and drawings.
+
+    `cells`: one for each column, None where it was not measured; none at all where nothing was.
+    """
 
     run: ReportedRun
     point: str
     words: StatusWords
     notes: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[Cell | None, ...]
     sparkline: str
     nights: Drawing | None
     curves: tuple[Drawing, ...]
@@ -139,7 +142,7 @@ def build_page(
         "columns": [(metric.label, metric.unit) for metric in COLUMNS],
         "cases": _cases(sections[: len(calls)], site_options),
         "sections": sections,
-        "has_golden": any(cell.golden for section in sections for cell in section.cells),
+        "has_golden": any(cell.golden for section in sections for cell in section.cells if cell),
         "neighbours": neighbours,
     }
 
@@ -183,13 +186,13 @@ def _tonights(verdict: Verdict, rows: Sequence[HistoryRow]) -> tuple[HistoryRow 
 def _section(run: ReportedRun) -> Section:
     verdict, rows = run.verdict, _rows_until_tonight(run)
     (tonight, runs), last_good = _tonights(verdict, rows), last_good_run(verdict, rows)
-    points = _night_points(verdict, rows)[-SPARKLINE_NIGHTS:]
+    points, cells = _night_points(verdict, rows)[-SPARKLINE_NIGHTS:], cells_of(verdict)
     return Section(
         run=run,
         point=format_point(dict(sorted(tonight.sweep_point.items()))) if tonight else "",
         words=STATUS_WORDS[verdict.status],
         notes=(*run.notes, *(tonight.summary.notes if tonight else ())),
-        cells=tuple(filter(None, cells_of(verdict))),
+        cells=tuple(cells) if any(cells) else (),
         sparkline=sparkline(points) if len(points) > 1 else "",
         nights=None,
         curves=(),

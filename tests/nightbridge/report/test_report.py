@@ -1,6 +1,7 @@
 """The page of the morning, and its short forms."""
 
 import io
+import re
 import subprocess
 import sys
 import time
@@ -174,6 +175,18 @@ def test_the_matrix_shows_each_metric_with_value_change_and_judgement(nights: Ni
     assert "1.080 ▲ +8.0 % worse" in text
     assert "700.0 ±0.0 %" in text
     assert all(metric.label in text and metric.unit in text for metric in COLUMNS)
+
+
+def test_each_number_stands_below_its_own_heading_where_a_metric_was_not_measured(nights: Nights) -> None:
+    verdict, _rows = nights([1.0, 1.0, 1.08])
+    measured = tuple(item for item in verdict.comparisons if item.metric in ("step_time", "final_loss"))
+
+    html = render_report("2026-11-21", "nightly", [ReportedRun(verdict.model_copy(update={"comparisons": measured}))])
+
+    row = html[html.index('<table class="matrix">') : html.index("</tbody>")]
+    cells = re.findall(r'<td class="number" data-label="([^",]*)[^>]*>(?:<span[^>]*>)+([^<]*)', row)
+    values = {"step_time": "1.080", "final_loss": "5.100"}
+    assert cells == [(metric.label, values.get(metric.name, "–")) for metric in COLUMNS]
 
 
 def test_the_chart_of_the_nights_shows_tonights_value_as_the_table_does(nights: Nights) -> None:
