@@ -3,6 +3,7 @@
 It imports nothing of ours, which would make its start slower, and Prefect itself only after it listens for its end.
 """
 
+import gc
 import os
 import socket
 import sys
@@ -21,10 +22,14 @@ def end_with_parent() -> None:
 def main(listening: int) -> None:
     """Serve Prefect's API on a bound socket that the parent has handed over as this file descriptor."""
     threading.Thread(target=end_with_parent, name="end-with-parent", daemon=True).start()
+    gc.disable()  # all that is imported stays: to walk through it again and again is a seventh of the start
     import uvicorn
 
     app = "prefect.server.api.server:create_app"
     config = uvicorn.Config(app, factory=True, log_level="error", lifespan="on")
+    config.load()
+    gc.freeze()
+    gc.enable()
     uvicorn.Server(config).run(sockets=[socket.socket(fileno=listening)])
 
 
