@@ -42,7 +42,7 @@ from nightbridge.history.rows import gpu_hours
 from nightbridge.models import RunRecord, Site
 from nightbridge.tasks.attribute import bad_run, earlier_result, keep_answer, plan_attribution, plan_descent
 from nightbridge.tasks.bisect import base_run, room_for
-from nightbridge.tasks.cancel import cancel_search
+from nightbridge.tasks.cancel import cancel_searches, note_search
 from nightbridge.tasks.compare import on_nodes, record_of
 from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.site import store_of
@@ -50,7 +50,7 @@ from nightbridge.tasks.site import store_of
 
 def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Cancel the jobs of a cancelled attribution. Prefect runs this in another process."""
-    cancel_search("attribute", flow_run.parameters["test_id"], site_of(**flow_run.parameters))
+    cancel_searches(flow_run, site_of(**flow_run.parameters))
 
 
 @flow(name="attribute", flow_run_name="attribute {test_id}", on_cancellation=[cancel_hook], persist_result=True)
@@ -87,6 +87,7 @@ def attribute(test_id: str, request: AttributionRequest, site: Site) -> Attribut
         return found
     # What it may cost is checked each time: a larger budget resumes it.
     plan = plan.model_copy(update={"policy": request.policy, "budget": request.budget})
+    note_search(plan.attribution_id, site)
     with shared_night():
         return _find(plan, bad_run(plan, site), exchanged_site(site, plan.factors), request.at_once)
 

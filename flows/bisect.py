@@ -18,7 +18,7 @@ from nightbridge.flows.pipeline import verdict_of
 from nightbridge.flows.threads import side_by_side
 from nightbridge.models import RunRecord, Site
 from nightbridge.tasks.bisect import base_run, keep_result, plan_bisect, room_for
-from nightbridge.tasks.cancel import cancel_search
+from nightbridge.tasks.cancel import cancel_searches, note_search
 from nightbridge.tasks.compare import record_of
 from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.site import store_of
@@ -29,9 +29,7 @@ MAX_AT_ONCE = 8
 
 def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Cancel the jobs of a cancelled bisect. Prefect runs this in another process, so they are found by their names."""
-    given = flow_run.parameters
-    request = BisectRequest.model_validate(given.get("request") or {})
-    cancel_search("bisect", given["test_id"], site_of(**given), request.bisect_id)
+    cancel_searches(flow_run, site_of(**flow_run.parameters))
 
 
 @flow(name="bisect", flow_run_name="bisect {test_id}", on_cancellation=[cancel_hook], persist_result=True)
@@ -61,6 +59,7 @@ def bisect_flow(  # noqa: D417  (`SiteChoice` describes the others)
 
 def search(plan: BisectPlan, base: RunRecord, site: Site, at_once: int | None) -> BisectResult:
     """Run points until the commit is named, and keep the answer."""
+    note_search(plan.bisect_id, site)
     points = list(stored_points(store_of(site), plan, base))
     if points:
         get_run_logger().info("%d runs of this bisect are already there", len(points))

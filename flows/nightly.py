@@ -32,7 +32,7 @@ from nightbridge.nights.records import NightPlan, new_night
 from nightbridge.report.sweeps import sweep_results
 from nightbridge.report.tables import further_runs_of
 from nightbridge.slurm.attempts import AttemptRequest
-from nightbridge.tasks.cancel import cancel_night, cancel_search, record_cancelled
+from nightbridge.tasks.cancel import cancel_night, cancel_searches, record_cancelled
 from nightbridge.tasks.compare import (
     Spending,
     Wanted,
@@ -81,9 +81,8 @@ def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
     if plan is None:
         _succeeds(partial(_report_cancelled_unplanned, flow_run))
         return
-    attributed = {test.test_id for test in plan.start.tests} if plan.site.budget.attribution else ()
-    searches = [partial(cancel_search, "attribute", test_id, plan.site) for test_id in attributed]
-    if all([_succeeds(step) for step in (partial(cancel_night, plan), *searches)]):
+    steps = (partial(cancel_night, plan), partial(cancel_searches, flow_run, plan.site))
+    if all([_succeeds(step) for step in steps]):
         _succeeds(partial(record_cancelled, plan))
     _succeeds(partial(_send_end, plan, "cancelled"))
 

@@ -29,7 +29,7 @@ from nightbridge.gate.trial import (
 )
 from nightbridge.models import RunSpec, Site, utc_now
 from nightbridge.rules import check_scenario
-from nightbridge.tasks.cancel import cancel_search
+from nightbridge.tasks.cancel import cancel_searches, note_search
 from nightbridge.tasks.compare import interrupted, keep_trial, on_nodes, record_of, stored_verdict, with_noise
 from nightbridge.tasks.context import shared_night
 
@@ -38,9 +38,7 @@ PairsField = Annotated[int, Field(ge=1)] | None
 
 def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Cancel the jobs of a cancelled trial. Prefect runs this in another process, so they are found by their names."""
-    given = flow_run.parameters
-    test_id = run_of(given["scenario"], given.get("test_id")).test.id
-    cancel_search("try", test_id, site_of(**given))
+    cancel_searches(flow_run, site_of(**flow_run.parameters))
 
 
 @flow(name="try", flow_run_name="try {change}", on_cancellation=[cancel_hook], persist_result=True)
@@ -67,6 +65,7 @@ def try_flow(  # noqa: D417  (`SiteChoice` describes the others)
     site = site_of(system=system, cluster=cluster, store=store, workspace=workspace)
     trial, control = interrupted(trial, control, site)
     trial = with_noise(trial, control, site)
+    note_search(trial.trial_id, site)
     with shared_night():
         arms: list[TrialArm] = []
         while goes_on(trial, control.test.gate, most_pairs):

@@ -6,16 +6,21 @@ Plain functions, no tasks: Prefect calls cancellation hooks outside of any run, 
 import logging
 from collections.abc import Iterable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Literal
+
+from prefect.client.schemas.objects import FlowRun
 
 from nightbridge.errors import DamagedData
-from nightbridge.models import NightReport, RunSpec, Site, Verdict, VerdictStatus, slug
+from nightbridge.files import create_exclusively, open_workspace
+from nightbridge.models import NightReport, RunSpec, Site, Verdict, VerdictStatus
 from nightbridge.nights.records import NightPlan, read_end, record_end
 from nightbridge.slurm.attempts import attempts_of, cancel_jobs, read_ended
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.tasks.compare import stored_verdict
+from nightbridge.tasks.context import this_flow_run
 from nightbridge.tasks.site import store_of
+from nightbridge.tasks.stage import patiently
 
 log = logging.getLogger(__name__)
 
@@ -36,21 +41,37 @@ def cancel_runs(subject: str, run_keys: Iterable[str], site: Site) -> None:
     cancelled.check(subject)
 
 
-_SEARCHES = {"bisect": "bisect", "attribute": "attribution", "try": "trials"}
+_SEARCHES = "searches"
 
 
-def cancel_search(
-    kind: Literal["bisect", "attribute", "try"], test_id: str, site: Site, search_id: str | None = None
-) -> None:
-    """Cancel the jobs of a test's searches of a kind, or of one of them; found by the names of their folders.
+def note_search(search_id: str, site: Site) -> None:
+    """Note in the workspace that this flow run works on a search: a cancellation finds its jobs by that.
+
+    Raises:
+        NightbridgeError: The workspace cannot be written.
+    """
+    flow_run = this_flow_run()
+    if flow_run is not None:
+        patiently(partial(_note, site.workspace, site.workspace / _SEARCHES / str(flow_run.id) / search_id))
+
+
+def _note(workspace: Path, note: Path) -> None:
+    open_workspace(workspace)
+    create_exclusively(note, b"")
+
+
+def cancel_searches(flow_run: FlowRun, site: Site) -> None:
+    """Cancel the jobs of the searches that a flow run works on: bisects, attributions with their descents, trials.
+
+    Their ids are in the names of the runs' folders. Other searches of the same test are other people's.
 
     Raises:
         StatusUnknown: A job may live on. What could be cancelled is.
     """
-    wanted = f"*-{search_id}-*" if search_id else f"{slug(test_id)}-*-{kind}-*"
-    names = sorted(folder.name for folder in (site.workspace / "runs").glob(wanted))
-    unfinished = [name for name in names if not _is_over(name, site.workspace)]
-    cancel_runs(f"{_SEARCHES[kind]} of {test_id}", unfinished, site)
+    searches = sorted(note.name for note in (site.workspace / _SEARCHES / str(flow_run.id)).glob("[a-z0-9]*"))
+    names = [folder.name for each in searches for folder in (site.workspace / "runs").glob(f"*-{each}-*")]
+    unfinished = [name for name in sorted(names) if not _is_over(name, site.workspace)]
+    cancel_runs(", ".join(searches) or f"searches of {flow_run.name}", unfinished, site)
 
 
 def _is_over(run_key: str, workspace: Path) -> bool:

@@ -1,25 +1,32 @@
 """When a cancellation is recorded as done: with a Slurm that answers, and with one that does not."""
 
 import logging
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 from prefect.client.schemas.objects import FlowRun
+from prefect.flows import Flow
 from prefect.states import Cancelling
 
 from nightbridge.errors import StatusUnknown
+from nightbridge.flows.attribute import attribute_flow
+from nightbridge.flows.bisect import bisect_flow
 from nightbridge.flows.nightly import cancel_hook, nightly
+from nightbridge.flows.trial import try_flow
 from nightbridge.models import Budget, ClusterSettings, RunSpec, Scenario, Site, utc_now
 from nightbridge.nights.records import NightPlan, NightStart, NightTest, write_plan
 from nightbridge.slurm.attempt_files import open_attempt
-from nightbridge.tasks.cancel import cancel_night, cancel_search, is_recorded, record_cancelled
+from nightbridge.tasks.cancel import cancel_night, cancel_searches, is_recorded, note_search, record_cancelled
 from nightbridge.tasks.night import PLAN_LABEL
 from tests.builders import make_test
 
 Answer = Callable[[bool], None]
+WorksOn = Callable[[str], None]
 
 
 @pytest.fixture
@@ -57,11 +64,31 @@ def plan(tmp_path: Path) -> NightPlan:
 
 
 @pytest.fixture
-def hook(plan: NightPlan, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def flow_run() -> FlowRun:
+    """The flow run that is cancelled."""
+    return FlowRun(flow_id=uuid4())
+
+
+@pytest.fixture
+def works_on(plan: NightPlan, flow_run: FlowRun, monkeypatch: pytest.MonkeyPatch) -> WorksOn:
+    """Notes a search as the flow run that is cancelled does."""
+    monkeypatch.setattr("nightbridge.tasks.cancel.this_flow_run", lambda: flow_run)
+    return lambda search_id: note_search(search_id, plan.site)
+
+
+@pytest.fixture
+def hook(plan: NightPlan, flow_run: FlowRun, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Runs the night's cancellation hook as Prefect does."""
     monkeypatch.setattr("nightbridge.flows.nightly.send_events", lambda events: None)
-    flow_run = FlowRun(flow_id=uuid4(), labels={PLAN_LABEL: str(write_plan(plan))})
+    flow_run.labels[PLAN_LABEL] = str(write_plan(plan))
     return lambda: cancel_hook(nightly, flow_run, Cancelling())
+
+
+def _begun(site: Site, test_id: str, night: str) -> str:
+    """The key of a run of a search that has an attempt."""
+    run = RunSpec(scenario="nightly", night=night, test=make_test(id=test_id))
+    open_attempt(site.workspace, run.run_key, site.cluster)
+    return run.run_key
 
 
 def test_a_cancellation_is_recorded_as_done_once_no_job_can_live_on(
@@ -80,8 +107,9 @@ def test_a_cancellation_is_recorded_as_done_once_no_job_can_live_on(
 
 
 def test_an_attribution_that_may_live_on_keeps_the_cancellation_open(
-    plan: NightPlan, answers: Answer, hook: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    plan: NightPlan, answers: Answer, hook: Callable[[], None], works_on: WorksOn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    works_on("n1-attribute-1")
     open_attempt(plan.site.workspace, f"{plan.runs[1].test_slug}-n1-attribute-1-0123456789", plan.site.cluster)
     monkeypatch.setattr("nightbridge.flows.nightly.cancel_night", lambda plan: None)
 
@@ -105,13 +133,59 @@ def test_whoever_cancels_is_told_that_jobs_may_live_on(
     assert "night 2026-11-21: cancelled no job" in caplog.text
 
 
-def test_a_search_whose_record_is_damaged_is_not_taken_for_over(plan: NightPlan, answers: Answer) -> None:
+def test_a_cancelled_search_ends_its_own_jobs_and_no_one_elses(
+    plan: NightPlan, answers: Answer, flow_run: FlowRun, works_on: WorksOn
+) -> None:
+    long = "megatron_bridge_nemotron_h_56b_pretraining_bf16_256gpu"
+    own = [_begun(plan.site, long, night) for night in ("2026-11-20-attribute-aaaaaaaa", "2026-11-20-bisect-bbbbbbbb")]
+    for test_id in (long, "dense", "dense-small"):
+        for night in ("2026-11-20-bisect-cccccccc", "2026-11-26-try-dddddddd", "2026-11-20-attribute-eeeeeeee"):
+            _begun(plan.site, test_id, night)
+    works_on("2026-11-20-attribute-aaaaaaaa")
+    works_on("2026-11-20-bisect-bbbbbbbb")
     answers(False)
+
+    with pytest.raises(StatusUnknown) as error:
+        cancel_searches(flow_run, plan.site)
+
+    assert sorted(re.findall(r"[\w-]+(?=-a1: )", str(error.value))) == sorted(own)
+
+
+def test_a_search_that_has_not_begun_cancels_nothing(plan: NightPlan, answers: Answer, flow_run: FlowRun) -> None:
+    _begun(plan.site, "dense", "2026-11-20-bisect-cccccccc")
+    answers(False)
+
+    cancel_searches(flow_run, plan.site)
+
+
+@pytest.mark.parametrize("flow", [bisect_flow, attribute_flow, try_flow], ids=lambda flow: flow.name)
+def test_cancelling_the_flow_run_of_a_search_finds_its_jobs_by_what_it_noted(
+    flow: Flow[..., Any], plan: NightPlan, answers: Answer, flow_run: FlowRun, works_on: WorksOn, tmp_path: Path
+) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text(
+        f'workspace = "{plan.site.workspace}"\n[cluster]\nkind = "slurm"\nname = "c"\nbin_dir = "{tmp_path / "bin"}"\n'
+    )
+    works_on("n1-search-1")
+    run = _begun(plan.site, "dense", "n1-search-1")
+    answers(False)
+
+    with pytest.raises(StatusUnknown, match=f"n1-search-1: .*{run}-a1"):
+        flow.on_cancellation_hooks[0](
+            flow, flow_run.model_copy(update={"parameters": {"system": str(site)}}), Cancelling()
+        )
+
+
+def test_a_search_whose_record_is_damaged_is_not_taken_for_over(
+    plan: NightPlan, answers: Answer, flow_run: FlowRun, works_on: WorksOn
+) -> None:
+    answers(False)
+    works_on("n1-bisect-1")
     search = open_attempt(plan.site.workspace, "dense-n1-bisect-1-0123456789", plan.site.cluster)
     (search.attempt_dir / "attempt.json").write_text("{")
 
-    with pytest.raises(StatusUnknown, match=f"bisect of dense: .*{search.name}"):
-        cancel_search("bisect", "dense", plan.site)
+    with pytest.raises(StatusUnknown, match=f"n1-bisect-1: .*{search.name}"):
+        cancel_searches(flow_run, plan.site)
 
 
 def test_a_night_that_went_on_after_its_cancellation_is_to_be_cancelled_again(plan: NightPlan) -> None:
