@@ -369,6 +369,21 @@ def read_verdict(store: ObjectStore, run_key: str, night: str) -> Verdict | None
     return read_stored(store, key, Verdict, what="not a verdict", advice="Run the night again")
 
 
+def verdict_since(store: ObjectStore, run: NightVerdict, night: str) -> Verdict:
+    """The verdict of a run of a night that has ended, as it is by now: in short where the store has none in full.
+
+    One that died before its harvest has none, and what is stored then speaks of an earlier attempt.
+
+    Raises:
+        DamagedData: It cannot be read.
+    """
+    stored = read_verdict(store, run.run_key, night)
+    if stored and (run.prefix or not stored.prefix):
+        return stored
+    known = run.model_dump(include={"test_id", "run_key", "status", "job_id", "prefix", "gpu_hours"})
+    return Verdict(**known, night=night, confirmation_gpu_hours=run.confirmation_gpu_hours)
+
+
 def _was_good(store: ObjectStore, run: NightTest, night: str) -> bool:
     verdict = read_verdict(store, run.run_key, night)
     return verdict is not None and verdict.status in GOOD_VERDICTS

@@ -12,10 +12,10 @@ from pydantic import Field
 
 from nightbridge.gate.decisions import StoredDecision, list_decisions
 from nightbridge.models import Model, Verdict, VerdictStatus
-from nightbridge.nights.records import NightVerdict, last_ends, newest_first, read_verdict
+from nightbridge.nights.records import NightVerdict, last_ends, newest_first, verdict_since
 from nightbridge.numbers import format_count, format_value
 from nightbridge.report.charts import NightPoint, PointKind, sparkline
-from nightbridge.report.tables import STATUS_WORDS, cause_of, short_reason
+from nightbridge.report.tables import STATUS_WORDS, cause_of, gravest_first, short_reason
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import in_parallel
 
@@ -60,18 +60,17 @@ def overview_of_tests(store: ObjectStore, since: str = "") -> tuple[TestOverview
         DamagedData: A record of a night or a verdict cannot be read.
     """
     nights = itertools.takewhile(lambda night: night.start.night >= since, newest_first(store))
-    ended = [night for night in (nights if since else itertools.islice(nights, OVERVIEW_NIGHTS)) if night.end]
-    runs = [(night.start.night, one) for night in reversed(ended) if night.end for one in night.end.verdicts]
-    newest = {verdict.test_id: (verdict.run_key, night) for night, verdict in runs}
-    judged = in_parallel(lambda test_id: read_verdict(store, *newest[test_id]), sorted(newest))
-    decided = {one.decision.test_id: one.text for one in _open_decisions(store, ended[0].start.night if ended else "")}
-    seen: dict[str, dict[str, VerdictStatus]] = {}
-    for night, verdict in runs:
-        known = seen.setdefault(verdict.test_id, {})
-        known[night] = min(known.get(night, verdict.status), verdict.status, key=list(STATUS_WORDS).index)
-    return tuple(
-        _overview(verdict, seen[verdict.test_id], decided.get(verdict.test_id, "")) for verdict in judged if verdict
-    )
+    wanted = nights if since else itertools.islice(nights, OVERVIEW_NIGHTS)
+    ends = [night.end for night in wanted if night.end]
+    by_test: dict[str, dict[str, list[NightVerdict]]] = {}
+    for end in reversed(ends):
+        for run in end.verdicts:
+            by_test.setdefault(run.test_id, {}).setdefault(end.night, []).append(run)
+    newest = [(run, night) for known in by_test.values() for night in [next(reversed(known))] for run in known[night]]
+    judged = gravest_first(in_parallel(lambda run: verdict_since(store, *run), newest))
+    gravest = {verdict.test_id: verdict for verdict in reversed(judged)}
+    decided = {one.decision.test_id: one.text for one in _open_decisions(store, ends[0].night if ends else "")}
+    return tuple(_overview(gravest[test_id], by_test[test_id], decided.get(test_id, "")) for test_id in sorted(by_test))
 
 
 def _open_decisions(store: ObjectStore, night: str) -> list[StoredDecision]:
@@ -80,8 +79,12 @@ def _open_decisions(store: ObjectStore, night: str) -> list[StoredDecision]:
     return [one for one in known if (one.decision.until or night) >= night]
 
 
-def _overview(verdict: Verdict, nights: dict[str, VerdictStatus], decision: str) -> TestOverview:
-    step_time = verdict.metric("step_time")
+def _overview(verdict: Verdict, nights: Mapping[str, Sequence[NightVerdict]], decision: str) -> TestOverview:
+    """A test by its runs of each night, oldest first, and the gravest verdict of the newest night."""
+    order = list(STATUS_WORDS).index
+    of_night = {night: min((run.status for run in runs), key=order) for night, runs in nights.items()}
+    in_short = {run.run_key: run.step_time for run in nights[verdict.night]}
+    measured = verdict.metric("step_time")
     return TestOverview(
         test_id=verdict.test_id,
         run_key=verdict.run_key,
@@ -91,8 +94,8 @@ def _overview(verdict: Verdict, nights: dict[str, VerdictStatus], decision: str)
         since=verdict.since,
         cause=cause_of(verdict),
         decision=decision,
-        step_time=step_time.value if step_time else None,
-        nights={**nights, verdict.night: verdict.status},
+        step_time=measured.value if measured else in_short[verdict.run_key],
+        nights=of_night | {verdict.night: verdict.status},
     )
 
 

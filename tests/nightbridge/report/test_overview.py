@@ -1,0 +1,76 @@
+"""The morning's list of all tests: of the newest night of each the gravest run, whether or not it was harvested."""
+
+from pathlib import Path
+
+from nightbridge.models import NightReport, Verdict, VerdictStatus, utc_now
+from nightbridge.nights.records import NightStart, record_end, record_start
+from nightbridge.report.overview import TestOverview, overview_of_tests
+from nightbridge.store.directory import DirectoryStore
+
+PASSED, REGRESSED = VerdictStatus.PASSED, VerdictStatus.REGRESSED
+INFRASTRUCTURE, INVALID = VerdictStatus.INFRASTRUCTURE, VerdictStatus.INVALID
+
+
+def verdict_of(test_id: str, night: str, status: VerdictStatus, run: str = "a", prefix: str = "kept") -> Verdict:
+    return Verdict(run_key=f"{test_id}-{night}-{run * 10}", test_id=test_id, night=night, status=status, prefix=prefix)
+
+
+def store_verdict(store: DirectoryStore, verdict: Verdict) -> None:
+    folder = f"runs/{verdict.test_id}/{verdict.night}/{verdict.run_key}"
+    store.put(f"{folder}/verdict.json", verdict.model_dump_json().encode())
+
+
+def end_night(store: DirectoryStore, scenario: str, *verdicts: Verdict) -> None:
+    """A night as it is kept; the store has the verdicts of harvested runs alone."""
+    night = verdicts[0].night
+    record_start(
+        store, NightStart(night=night, scenario=scenario, cluster="c", workspace=Path("/w"), begun_at=utc_now())
+    )
+    for verdict in verdicts:
+        if verdict.prefix:
+            store_verdict(store, verdict)
+    record_end(store, NightReport(scenario=scenario, night=night, verdicts=verdicts))
+
+
+def shown(store: DirectoryStore) -> dict[str, TestOverview]:
+    return {test.test_id: test for test in overview_of_tests(store)}
+
+
+def test_a_test_is_as_bad_as_the_gravest_of_its_runs_in_the_newest_night(store: DirectoryStore) -> None:
+    night = "2026-11-21"
+    end_night(store, "one", verdict_of("llama", night, REGRESSED, "a"), verdict_of("llama", night, PASSED, "b"))
+    end_night(store, "two", verdict_of("llama", night, PASSED, "c"))
+
+    llama = shown(store)["llama"]
+
+    assert (llama.verdict, llama.run_key, llama.nights) == (REGRESSED, f"llama-{night}-{'a' * 10}", {night: REGRESSED})
+
+
+def test_a_decision_since_the_night_counts_for_its_run(store: DirectoryStore) -> None:
+    runs = [verdict_of("llama", "2026-11-21", REGRESSED, run) for run in "ab"]
+    end_night(store, "one", *runs)
+
+    for run, expected in zip(runs, (REGRESSED, PASSED), strict=True):
+        store_verdict(store, run.model_copy(update={"status": PASSED}))
+        llama = shown(store)["llama"]
+        assert (llama.verdict, llama.nights) == (expected, {"2026-11-21": expected})
+
+
+def test_a_run_that_died_before_its_harvest_is_in_the_list(store: DirectoryStore) -> None:
+    end_night(store, "one", verdict_of("llama", "2026-11-20", PASSED), verdict_of("mixtral", "2026-11-20", PASSED))
+    died = verdict_of("llama", "2026-11-21", INFRASTRUCTURE, prefix="")
+    end_night(store, "one", died, verdict_of("mixtral", "2026-11-21", INVALID, prefix=""))
+
+    tests = shown(store)
+
+    assert list(tests) == ["llama", "mixtral"]
+    assert tests["llama"].nights == {"2026-11-20": PASSED, "2026-11-21": INFRASTRUCTURE}
+    assert str(tests["llama"]) == f"✓!  infrastructure  –  {died.run_key}"
+    assert (tests["mixtral"].verdict, tests["mixtral"].night) == (INVALID, "2026-11-21")
+
+
+def test_a_new_attempt_that_died_is_not_shown_as_the_one_before_it(store: DirectoryStore) -> None:
+    store_verdict(store, verdict_of("llama", "2026-11-21", REGRESSED))
+    end_night(store, "one", verdict_of("llama", "2026-11-21", INFRASTRUCTURE, prefix=""))
+
+    assert shown(store)["llama"].verdict is INFRASTRUCTURE
