@@ -279,7 +279,8 @@ def _statuses(night: "Night", store: "ObjectStore", site: "Site", test_id: str =
     from nightbridge.nights.status import run_statuses
 
     tests = tuple(test for test in night.start.tests if test_id in ("", test.test_id))
-    return run_statuses(night.start.model_copy(update={"tests": tests}), store, partial(open_site_cluster, site))
+    start = night.start.model_copy(update={"tests": tests})
+    return run_statuses(start, store, partial(open_site_cluster, site), night.end)
 
 
 def _watch_night(name: str | None, store: "ObjectStore", site: "Site") -> None:

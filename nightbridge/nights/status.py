@@ -14,7 +14,7 @@ from pydantic import Field
 from nightbridge.errors import NightbridgeError, TransientError
 from nightbridge.models import EXIT_CODES, JobState, JobStatus, Model, Verdict, VerdictStatus, utc_now
 from nightbridge.nights.liveness import is_alive
-from nightbridge.nights.records import Night, NightStart, NightTest, read_verdict
+from nightbridge.nights.records import Night, NightEnd, NightStart, NightTest, read_verdict, verdict_since
 from nightbridge.numbers import format_value
 from nightbridge.slurm.attempt_files import Submission, read_submission, read_waiting
 from nightbridge.slurm.attempts import attempts_of
@@ -77,7 +77,9 @@ def _steps_text(steps: int | None, expected: int | None) -> str:
     return f"{steps:,} steps" if expected is None else f"{steps:,}/{expected:,} steps"
 
 
-def run_statuses(start: NightStart, store: ObjectStore, open_cluster: Callable[[], Cluster]) -> tuple[RunStatus, ...]:
+def run_statuses(
+    start: NightStart, store: ObjectStore, open_cluster: Callable[[], Cluster], end: NightEnd | None = None
+) -> tuple[RunStatus, ...]:
     """Where each run of a night is, in the night's order; the cluster gets one query at most.
 
     Args:
@@ -85,12 +87,19 @@ def run_statuses(start: NightStart, store: ObjectStore, open_cluster: Callable[[
         store: Where its verdicts are.
         open_cluster: Opens the cluster of its jobs; one that does not answer, or is not here, makes their runs
             `UNKNOWN`.
+        end: How the night ended, where it did: the runs that died before their harvest have no other verdict.
 
     Raises:
         DamagedData: A stored verdict cannot be read.
     """
+    in_short = {run.run_key: run for run in end.verdicts} if end and end.ended_at >= start.begun_at else {}
+
+    def verdict_of(key: str) -> Verdict | None:
+        run = in_short.get(key)
+        return verdict_since(store, run, start.night) if run else read_verdict(store, key, start.night)
+
     keys = [test.run_key for test in start.tests]
-    verdicts = dict(zip(keys, in_parallel(lambda key: read_verdict(store, key, start.night), keys), strict=True))
+    verdicts = dict(zip(keys, in_parallel(verdict_of, keys), strict=True))
     jobs = {key: _newest_job(key, start.workspace) for key, verdict in verdicts.items() if verdict is None}
     live = [job.job_id for job in jobs.values() if isinstance(job, Submission)]
     known, silence = _query(open_cluster, live)

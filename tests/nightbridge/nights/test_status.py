@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from nightbridge.models import (
     VerdictStatus,
     utc_now,
 )
-from nightbridge.nights.records import NightStart, NightTest
+from nightbridge.nights.records import NightEnd, NightStart, NightTest, NightVerdict
 from nightbridge.nights.status import RunPhase, RunStatus, run_statuses
 from nightbridge.slurm.attempt_files import SUBMISSION_FILE, Submission, note_waiting, open_attempt
 from nightbridge.slurm.local import LocalCluster
@@ -62,7 +63,10 @@ def submit(cluster: LocalCluster, workspace: Path, run_key: str, body: str) -> N
     write_model(attempt.attempt_dir / SUBMISSION_FILE, submission)
 
 
-def status_of(workspace: Path, store: ObjectStore, cluster: LocalCluster) -> RunStatus:
+def status_of(
+    workspace: Path, store: ObjectStore, cluster: LocalCluster, *ended: VerdictStatus, hours_ago: int = 0
+) -> RunStatus:
+    """Of the night's only run; `ended` and `hours_ago`: how the night ended, and when, if it did."""
     start = NightStart(
         night="2026-11-21",
         scenario="nightly",
@@ -71,7 +75,14 @@ def status_of(workspace: Path, store: ObjectStore, cluster: LocalCluster) -> Run
         begun_at=utc_now(),
         tests=(NightTest(test_id="llama", run_key=RUN_KEY),),
     )
-    (status,) = run_statuses(start, store, lambda: cluster)
+    end = NightEnd(
+        night=start.night,
+        scenario=start.scenario,
+        ended_at=utc_now() - timedelta(hours=hours_ago),
+        exit_code=2,
+        verdicts=tuple(NightVerdict(test_id="llama", run_key=RUN_KEY, status=status) for status in ended),
+    )
+    (status,) = run_statuses(start, store, lambda: cluster, end if ended else None)
     return status
 
 
@@ -146,3 +157,13 @@ def test_a_run_with_a_verdict_is_done_whatever_the_cluster_says(
     status = status_of(tmp_path, store, Silent(cluster.settings, tmp_path / "cluster"))
 
     assert str(status) == "no baseline, job 7, 1,500/2,000 steps"
+
+
+def test_a_run_that_died_before_its_harvest_is_what_its_night_says(
+    tmp_path: Path, store: ObjectStore, cluster: LocalCluster
+) -> None:
+    died = status_of(tmp_path, store, cluster, VerdictStatus.INVALID)
+    again = status_of(tmp_path, store, cluster, VerdictStatus.INVALID, hours_ago=1)
+
+    assert (died.phase, str(died)) == (RunPhase.DONE, "invalid")
+    assert again.phase is RunPhase.NOT_STARTED  # the night has begun once more
