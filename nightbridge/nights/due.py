@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 
 from nightbridge.errors import DamagedData
 from nightbridge.models import Model, slug
-from nightbridge.nights.records import Night, NightStart, read_end, read_start
+from nightbridge.nights.records import Night, read_end, read_start
 from nightbridge.store.protocol import ObjectStore
 
 
@@ -50,7 +50,11 @@ class Expected(Model):
 
 
 class DueNight(Model):
-    """A night that should have its verdicts; what one that has not begun lacks is taken from earlier nights."""
+    """A night that should have its verdicts; what one that has not begun lacks is taken from earlier nights.
+
+    `tests` are the expected ones that no night has: all of a night that has not begun, those of the person's file that
+    one which has begun is without.
+    """
 
     scenario: str
     night: Night | None
@@ -147,38 +151,79 @@ def _due_of(
 ) -> list[DueNight]:
     """The due nights of one scenario: the scheduled ones that began, and one for each slot without a night.
 
-    A night by hand stands in for a slot that it began after. With no slot at all to go by, as where something else than
-    Prefect starts the nights, the newest one is due.
+    Nights by hand stand in for a slot that they began after, each for its own tests: the slot stays due for the others.
+    With no slot at all to go by, as where something else than Prefect starts the nights, the newest ones are due.
     """
     begun = [night for night in nights if night.start.slot and _is_of_day(morning, 0, night.start.slot)]
     recent = [night for night in nights if morning.days_before(1) < night.start.begun_at <= morning.asked_at]
     by_hand = sorted((night for night in recent if not night.start.slot), key=_moment)
     slots = _expected_slots(nights, morning, days)
+    of_file = named.tests if named else ()
+    last = _last_before(nights, morning)
+    expected = of_file or _tests_of(last)
     stand_ins: list[Night] = []
-    missing: list[datetime | None] = []
-    for slot in _without_night(slots, [night.start.slot for night in begun if night.start.slot]):
-        later = next((night for night in by_hand if night.start.begun_at >= slot and night not in stand_ins), None)
-        if later is None:
-            missing.append(slot)
-        else:
-            stand_ins.append(later)
-    if not (begun or slots):
-        stand_ins, missing = by_hand[-1:], [] if by_hand else [None]
-    last = max((night for night in nights if _moment(night) <= morning.days_before(1)), key=_moment, default=None)
+    missing: list[DueNight] = []
+    unmet = _without_night(slots, [night.start.slot for night in begun if night.start.slot])
+    for slot in unmet if begun or slots else [None]:
+        free = _since(slot, [night for night in by_hand if night not in stand_ins])
+        found = _stand_ins(free, expected) or free[:1]
+        stand_ins += found
+        if (lacking := _lacking(found, expected)) or not found:
+            missing.append(_not_begun(scenario, slot, named, last, lacking))
+    without: dict[str, tuple[str, ...]] = {}
+    for night in begun:
+        found = _stand_ins(_since(night.start.slot, by_hand), _lacking([night], of_file))
+        stand_ins += (one for one in found if one not in stand_ins)
+        without[night.start.night] = _lacking([night, *found], of_file)
     return [
-        *(DueNight(scenario=scenario, night=night) for night in sorted((*begun, *stand_ins), key=_moment)),
-        *(_not_begun(scenario, slot, named, last.start if last else None) for slot in missing),
+        *(
+            DueNight(scenario=scenario, night=night, tests=without.get(night.start.night, ()))
+            for night in sorted((*begun, *stand_ins), key=_moment)
+        ),
+        *missing,
     ]
 
 
-def _not_begun(scenario: str, slot: datetime | None, named: Expected | None, last: NightStart | None) -> DueNight:
-    known = [*(test.test_id for test in last.tests), *last.invalid] if last else []
+def _stand_ins(by_hand: Iterable[Night], expected: Sequence[str]) -> list[Night]:
+    """The nights that have expected tests, each at least one that those before it lack."""
+    found: list[Night] = []
+    for night in by_hand:
+        if len(_lacking([*found, night], expected)) < len(_lacking(found, expected)):
+            found.append(night)
+    return found
+
+
+def _since(slot: datetime | None, by_hand: Sequence[Night]) -> Sequence[Night]:
+    """Those that began after a slot; without one all, the newest first."""
+    return [night for night in by_hand if night.start.begun_at >= slot] if slot else by_hand[::-1]
+
+
+def _lacking(nights: Iterable[Night], expected: Iterable[str]) -> tuple[str, ...]:
+    """The expected tests that none of the nights has."""
+    there = {test for night in nights for test in _tests_of(night)}
+    return tuple(test for test in expected if test not in there)
+
+
+def _tests_of(night: Night | None) -> tuple[str, ...]:
+    known = [*(test.test_id for test in night.start.tests), *night.start.invalid] if night else []
+    return tuple(dict.fromkeys(known))
+
+
+def _last_before(nights: Iterable[Night], morning: Morning) -> Night | None:
+    """The newest night of the days before, scheduled if possible: one by hand may be of a few tests."""
+    earlier = [night for night in nights if _moment(night) <= morning.days_before(1)]
+    return max(earlier, key=lambda night: (night.start.slot is not None, _moment(night)), default=None)
+
+
+def _not_begun(
+    scenario: str, slot: datetime | None, named: Expected | None, last: Night | None, tests: tuple[str, ...]
+) -> DueNight:
     return DueNight(
         scenario=scenario,
         night=None,
         slot=slot,
-        tests=named.tests if named else tuple(dict.fromkeys(known)),
-        deployment=last.deployment if last else "",
+        tests=tests,
+        deployment=last.start.deployment if last else "",
         file=named.file if named else "",
     )
 

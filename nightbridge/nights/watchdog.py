@@ -230,7 +230,8 @@ class _Inspector:
         if due.night is None:
             return self._not_begun(due)
         start, end = due.night.start, due.night.end
-        return self._under_way(start) if end is None or end.ended_at < start.begun_at else _ended(start, end)
+        seen = self._under_way(start) if end is None or end.ended_at < start.begun_at else _ended(start, end)
+        return seen.model_copy(update={"missing": (*seen.missing, *_not_in(start, due.tests))})
 
     # --- a night that has left nothing
 
@@ -354,6 +355,19 @@ def _ended(start: NightStart, end: NightEnd) -> WatchedNight:
         ),
         report=end.report,
     )
+
+
+def _not_in(start: NightStart, tests: Iterable[str]) -> Iterator[MissingVerdict]:
+    """Tests that are expected of a night and not among its own."""
+    for test in tests:
+        yield MissingVerdict(
+            scenario=start.scenario,
+            night=start.night,
+            test_id=test,
+            cause=Cause.NOT_STARTED,
+            why="not started: the night was begun without it",
+            since=start.slot,
+        )
 
 
 def _named_run(start: NightStart, run: RunStatus | NightTest) -> dict[str, Any]:

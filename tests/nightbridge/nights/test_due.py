@@ -51,8 +51,8 @@ def night(
     )
 
 
-def by_hand(begun: datetime) -> Night:
-    return night(None, begun=begun)
+def by_hand(begun: datetime, *tests: str) -> Night:
+    return night(None, begun=begun, tests=tests or ("llama",))
 
 
 def due(*nights: Night, days: int = 7, expected: dict[str, Expected] | None = None) -> list[DueNight]:
@@ -166,12 +166,32 @@ class TestNightsByHand:
     def test_beside_a_scheduled_night_are_not_due(self) -> None:
         assert shown(due(night(at(21, 1)), night(at(22, 1)), by_hand(at(22, 6)))) == ["2026-11-22-0100"]
 
+    def test_of_some_tests_leave_the_slot_due_for_the_others(self) -> None:
+        stand_in, rest = due(night(at(21, 1), tests=("llama", "vlm", "moe")), by_hand(at(22, 7), "vlm"))
+
+        assert shown([stand_in, rest]) == ["2026-11-22-0700", "missing 01:00"]
+        assert (stand_in.tests, rest.tests, rest.deployment) == ((), ("llama", "moe"), "nightly")
+
+    def test_stand_in_together_for_a_slot_whose_tests_they_have_among_them(self) -> None:
+        last = night(at(21, 1), tests=("llama", "vlm"))
+        nights = [by_hand(at(22, 6), "vlm"), by_hand(at(22, 7), "vlm"), by_hand(at(22, 7, 30), "llama")]
+
+        assert shown(due(last, *nights)) == ["2026-11-22-0600", "2026-11-22-0730"]
+
+    def test_of_the_days_before_do_not_say_which_tests_are_expected(self) -> None:
+        nights = [night(at(21, 1), tests=("llama", "vlm")), by_hand(at(21, 7), "vlm")]
+
+        (missing,) = due(*nights)
+
+        assert missing.tests == ("llama", "vlm")
+
     def test_alone_make_nothing_expected(self) -> None:
         assert due(by_hand(at(21, 1)), by_hand(at(22, 1))) == []
 
 
 class TestNamedScenarios:
-    EXPECTED: dict[str, Expected] = {"practice": Expected(file="p.toml", tests=("llama", "broken"))}  # noqa: RUF012
+    TESTS = ("llama", "broken")
+    EXPECTED: dict[str, Expected] = {"practice": Expected(file="p.toml", tests=TESTS)}  # noqa: RUF012
 
     def test_are_due_whatever_the_store_says(self) -> None:
         (missing,) = due(expected=self.EXPECTED)
@@ -184,10 +204,29 @@ class TestNamedScenarios:
         assert shown(due(*nights, expected=self.EXPECTED)) == ["2026-11-22-0100"]
 
     def test_are_due_by_the_newest_night_by_hand_where_no_slot_is_known(self) -> None:
-        nights = [by_hand(at(21, 12)), by_hand(at(22, 2)), by_hand(at(20, 1))]
+        nights = [by_hand(at(21, 12), *self.TESTS), by_hand(at(22, 2), *self.TESTS), by_hand(at(20, 1), *self.TESTS)]
 
         assert shown(due(*nights, expected=self.EXPECTED)) == ["2026-11-22-0200"]
         assert shown(due(nights[2], expected=self.EXPECTED)) == ["missing any"]
+
+    def test_are_due_by_earlier_nights_too_where_the_newest_by_hand_is_of_some_tests(self) -> None:
+        whole, some = by_hand(at(22, 1), *self.TESTS), by_hand(at(22, 7), "llama")
+
+        (rest,) = [one for one in due(some, expected=self.EXPECTED) if one.night is None]
+
+        assert rest.tests == ("broken",)
+        assert shown(due(whole, some, expected=self.EXPECTED)) == ["2026-11-22-0100", "2026-11-22-0700"]
+
+    def test_are_due_with_every_test_of_the_file(self) -> None:
+        (begun,) = due(night(at(22, 1)), expected=self.EXPECTED)
+        (whole,) = due(night(at(22, 1), tests=self.TESTS), expected=self.EXPECTED)
+
+        assert (begun.tests, whole.tests) == (("broken",), ())
+
+    def test_are_due_with_a_test_that_was_run_by_hand_since(self) -> None:
+        nights = due(night(at(22, 1)), by_hand(at(22, 7), "broken"), expected=self.EXPECTED)
+
+        assert [(one.night is not None, one.tests) for one in nights] == [(True, ()), (True, ())]
 
     def test_are_expected_after_more_days_than_the_store_says(self) -> None:
         assert shown(due(night(at(1, 1)), expected=self.EXPECTED)) == ["missing any"]

@@ -206,6 +206,21 @@ class TestWhenEveryVerdictIsThere:
 
         assert (missing.cause, missing.why) == (Cause.CRASHED, "the night ended without it")
 
+    def test_a_test_of_the_named_file_that_the_night_was_begun_without_is_an_alarm(
+        self, place: Place, tmp_path: Path
+    ) -> None:
+        end(place, place.judge("llama"), place.judge("vlm"))
+        shipped = Path(__file__).parents[3] / "conf" / "practice" / "llama_small.toml"
+        shutil.copy(shipped, tmp_path)
+        tests = "".join(f'[[Tests]]\nid = "{test}"\ntest_name = "llama_small"\n' for test in ("new", "llama"))
+        (tmp_path / "nightly.toml").write_text(f'name = "{place.start.scenario}"\n{tests}')
+        asked = question("08:00", timezone="Europe/Berlin", files=[tmp_path / "nightly.toml"])
+
+        watch = look(asked, place.site, lambda: place.store, now=NOW)
+
+        assert watch.exit_code == 4
+        assert "  new: not started: the night was begun without it" in watch_lines(watch)
+
     @pytest.mark.usefixtures("killed")
     def test_a_night_that_never_wrote_its_report_is_an_alarm(self, place: Place) -> None:
         place.judge("llama"), place.judge("vlm", VerdictStatus.REGRESSED)
@@ -414,6 +429,24 @@ class TestANightThatHasNotBegun:
         assert len(watch.missing) == 3
         assert {missing.why for missing in watch.missing} == {"not started"}
         assert watch.nights[0].title.endswith(f", the night before {NIGHT} 08:00")
+
+    def test_a_test_by_hand_stands_in_for_none_of_the_others(self, yesterday: Place) -> None:
+        begun = SLOT + timedelta(hours=6)
+        some = yesterday.start.model_copy(
+            update={"night": f"{NIGHT}-070000", "slot": None, "begun_at": begun, "tests": yesterday.start.tests[:1]}
+        )
+        record_start(yesterday.store, some.model_copy(update={"invalid": ()}))
+        passed = Verdict(run_key=yesterday.key("llama"), test_id="llama", night=some.night, status=VerdictStatus.PASSED)
+        record_end(yesterday.store, NightReport(scenario=some.scenario, night=some.night, verdicts=(passed,)))
+
+        watch = yesterday.look()
+
+        assert watch.exit_code == 4
+        assert list(watch_lines(watch)) == [
+            f"practice nightly, night {NIGHT}-070000: 1 verdict",
+            f"practice nightly, the night of {NIGHT} 01:00: 2 of 2 verdicts missing",
+            "  vlm, broken: not started",
+        ]
 
 
 class TestWhatCannotBeLookedAt:
