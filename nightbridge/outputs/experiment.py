@@ -26,7 +26,7 @@ from nightbridge.models import Checkpoint, Job, LaunchPlan, Model
 from nightbridge.outputs.checkpoints import LOADER_STATES, TRACKERS, find_checkpoints
 from nightbridge.outputs.curves import read_curves
 from nightbridge.outputs.log_errors import POSSIBLY
-from nightbridge.outputs.logs import read_logs
+from nightbridge.outputs.logs import FLAKY_MARKERS, LogReading, read_logs
 from nightbridge.outputs.reader_process import read_in_child
 from nightbridge.slurm.outcome import RunEvidence
 
@@ -336,11 +336,22 @@ def evidence(output: RunOutput, steps_expected: int | None) -> RunEvidence:
         steps_expected=steps_expected,
         losses_finite=curves.non_finite_steps == 0 and not curves.log.nan_marker,
         finished_marker=curves.log.finished,
-        flaky_marker=curves.log.flaky_marker or batch.flaky_marker,
+        flaky_marker=_flaky_marker(curves.log, batch),
         timeout_marker=curves.log.timeout_marker or batch.timeout_marker,
         last_error=min(curves.log.last_error, batch.last_error, key=_doubt_of),  # the ranks', if neither is better
         steps_seen=curves.log.iterations_seen,
     )
+
+
+def _flaky_marker(ranks: LogReading, batch: LogReading) -> str | None:
+    """The text after which trying again is worth it; none where the program of a rank says that itself failed.
+
+    Its peers then report the connection that they lost, which is no failure of the network.
+    """
+    own = ranks.own_error or batch.own_error
+    if own and not any(marker in own for marker in FLAKY_MARKERS):
+        return None
+    return ranks.flaky_marker or batch.flaky_marker
 
 
 def _doubt_of(error: str) -> tuple[bool, bool, bool]:

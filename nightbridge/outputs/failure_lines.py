@@ -165,6 +165,20 @@ CONSEQUENCES = re.compile(
     r"|SignalException|SupervisionError|Rendezvous\w+Error|ProcessRaisedException|ProcessExitedException|CalledProcessError"
 )
 """Exceptions of processes that ended because another one did."""
+OF_THE_CODE = re.compile(
+    _ENDINGS["options"] + r"|Assertion `.+[`'] failed|panicked at"
+    r"|CUDA error: (?:device-side assert|no kernel image|misaligned address|invalid (?:configuration )?argument)"
+)
+"""What no machine causes, although it ends a process as a broken one does."""
+OF_THE_MACHINE = re.compile(
+    r"(?:Connection|Timeout|HTTP|Proxy|SSL)\w*Error\b|\w(?:Timeout|Unavailable)\b|gaierror|Socket Timeout|Wait timeout"
+    r"|error: timeout|socket has failed|[Aa]ddress already in use|name resolution|Name or service not known|Network is "
+    r"|(?i:\b(?:CUDA|cuBLAS|cuDNN|NCCL) error)|nccl\w+Error|CUDA unknown error|CUDA driver|cudaError"
+    r"|(?:CUDNN|CUBLAS|CUSOLVER)_STATUS|No CUDA GPUs|NVIDIA driver|NVML|killed by signal"
+    r"|(?:Input/output|Remote I/O) error|Stale file handle|(?i:transport endpoint)"
+    r"|Service Unavailable|Bad Gateway|Too Many Requests|Server Error"
+)
+"""What a rank says in an exception of its own when its machine, the network or a file system failed."""
 CLIENT = re.compile(r"(?:srun|sbatch|salloc): (?:error|fatal): +(?!If |\S+: tasks? )")
 """A complaint of a client of Slurm, which heads the next one of it."""
 NO_MESSAGE = re.compile(r"\++ |.*NCCL INFO ")

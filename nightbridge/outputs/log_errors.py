@@ -39,7 +39,7 @@ class ErrorFinder:
         self._possible: dict[int, str] = {}
         self._below_root_cause = self._is_aside = False
         self._is_over = self._in_doubt = self._was_killed_for_memory = False
-        self._went_on = self._others_went_on = self._has_ended = False
+        self._went_on = self._others_went_on = self._has_ended = self._is_uncaught = False
         self._client_said = ""
         """The first complaint of those of a client of Slurm that follow each other up to the line above."""
         self._is_the_same = False
@@ -108,7 +108,7 @@ class ErrorFinder:
             self._bars.clear()
             self._is_over = self._in_doubt = self._was_killed_for_memory = False
             self._ended_for_all = self._led_to = self._after = ""
-            self._went_on = self._others_went_on = False
+            self._went_on = self._others_went_on = self._is_uncaught = False
         elif "complaint" in self._found and lines.REMARKS.search(line):
             self._possible.setdefault(lines.SOUNDS + lines.OUTLIVED, self._found.pop("complaint"))
         elif best in lines.OF_A_PROCESS:
@@ -225,6 +225,7 @@ class ErrorFinder:
             else:
                 self._in_doubt |= not self._is_the_same
         self._is_the_same, self._after, self._led_to = False, self._led_to, ""
+        self._is_uncaught |= lines.NAMED_RANK.match(printed) is not None
         return True
 
     def _with_statement(self, exception: str) -> str:
@@ -272,6 +273,20 @@ class ErrorFinder:
         best = min(self._possible, default=lines.ENDED)
         sounds_so = self._possible[best] if kind in lines.AT_FIRST_HAND and best in lines.OUTLIVABLE else ""
         return sounds_so or self._ended_for_all
+
+    @property
+    def own(self) -> str:
+        """What the program of a rank says of itself: the exception that it raised, and the one that led to it.
+
+        Empty where ranks tell of each other, of the machine or of the network only, and where the exception may have
+        been logged and outlived: torch marks those with the rank that end a process.
+        """
+        kind = self._best_kind()
+        said = f"{self._found[kind]} {self._after}" if kind in lines.OF_A_PROCESS else ""
+        if lines.OF_THE_CODE.search(said):
+            return said
+        is_outlived = self._ended_for_all or (self._others_went_on and not self._is_uncaught)
+        return "" if kind == "known" or is_outlived or lines.OF_THE_MACHINE.search(said) else said
 
     @property
     def best(self) -> str:

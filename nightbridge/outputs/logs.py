@@ -108,6 +108,8 @@ class LogReading(Model):
     nan_marker: bool = False
     timeout_marker: bool = False
     last_error: str = ""
+    own_error: str = ""
+    """What the program of a rank says of itself, not of the machine (`ErrorFinder.own`)."""
     cut_lines: int = 0
     damage: tuple[str, ...] = ()
 
@@ -369,6 +371,7 @@ def read_logs(paths: Sequence[Path]) -> LogReading:
         values={metric: tuple(values) for metric, values in reader.values.items()},
         saved_iterations=tuple(reader.saved),
         last_error=reader.errors.best,
+        own_error=reader.errors.own,
         cut_lines=reader.cut_lines,
         damage=tuple(damage),
         **reader.found,

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from nightbridge.models import CheckpointState
+from nightbridge.models import CheckpointState, Job, JobState, JobStatus, Outcome
 from nightbridge.outputs.experiment import evidence, read_facts, read_run
+from nightbridge.slurm.outcome import classify
 from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder, StepLine
 
 
@@ -142,6 +143,49 @@ class TestReadRun:
         assert type(output).model_validate_json(output.model_dump_json()) == output
 
 
+OF_PEERS = (
+    "[rank1]: Traceback (most recent call last):\n"
+    "[rank1]:     torch.distributed.all_reduce(t)\n"
+    "[rank1]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251, remote process exited or "
+    "there was a network error, NCCL version 2.26.2\n"
+    "[rank1]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
+    "[rank1]: Last error:\n"
+    "[rank1]: socketProgress: Connection closed by remote peer n1",
+    "[rank1]:[E1126 01:02:03.1 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=10, OpType=ALLREDUCE) ran for 600000 milliseconds before timing out.",
+    "WARNING urllib3.connectionpool: Retrying (Retry(total=4)) after connection broken by 'ConnectionResetError(104, "
+    "'Connection reset by peer')': /api/models/x",
+)
+_TRACEBACK = "[rank3]: Traceback (most recent call last):\n[rank3]:     y = layer(x)\n[rank3]: "
+OF_THE_CODE = (
+    f"{_TRACEBACK}AssertionError: shape mismatch",
+    f"{_TRACEBACK}TypeError: __init__() got an unexpected keyword argument 'timeout'",
+    f"{_TRACEBACK}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 258.00 MiB.",
+    f"{_TRACEBACK}RuntimeError: CUDA error: device-side assert triggered\n"
+    "[rank3]: For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
+)
+OF_THE_MACHINE = (
+    f"{_TRACEBACK}RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    f"{_TRACEBACK}RuntimeError: CUDA error: unknown error\n"
+    "[rank3]: For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
+    f"{_TRACEBACK}torch.distributed.DistNetworkError: The client socket has failed to connect to n1:29500.",
+    f"{_TRACEBACK}RuntimeError: Socket Timeout",
+    f"{_TRACEBACK}OSError: [Errno 116] Stale file handle: '/lustre/data'",
+    f"{_TRACEBACK}OSError: We couldn't connect to 'https://huggingface.co' to load this file",
+    "[rank3]: Traceback (most recent call last):\n[rank3]: ConnectionResetError: [Errno 104] Connection reset by peer\n"
+    "[rank3]: During handling of the above exception, another exception occurred:\n"
+    f"{_TRACEBACK}ValueError: no tokenizer",
+    "n1:359:359 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : n1:359 Got async event : port error",
+    "srun: error: Node failure on n1",
+    "[rank3]:[W1126 01:02:03.1 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=76): Connection reset by peer",
+)
+
+
+def failed(job: Job) -> Job:
+    status = JobStatus(job_id=job.job_id, state=JobState.FAILED, exit_code=1)
+    return job.model_copy(update={"exit_file_code": 1, "status": status})
+
+
 class TestEvidence:
     def test_a_whole_run_proves_itself(self, run_folder: RunFolder, step_line: type[StepLine]) -> None:
         lines = "\n".join(step_line(n).step for n in range(1, 51))
@@ -198,6 +242,44 @@ class TestEvidence:
         found = evidence(read_run(run_folder.job, None), 50)
         assert found.flaky_marker == "illegal memory access"
         assert found.last_error.startswith("RuntimeError: CUDA error")
+
+    @pytest.mark.parametrize("said", OF_THE_CODE, ids=lambda said: said.splitlines()[-1][:60])
+    @pytest.mark.parametrize("peers", OF_PEERS, ids=["a lost peer", "the watchdog", "a try that succeeded later"])
+    def test_the_programs_own_error_is_not_the_networks_whatever_its_peers_report(
+        self, run_folder: RunFolder, step_line: type[StepLine], said: str, peers: str
+    ) -> None:
+        for text in (f"{said}\n{peers}\n", f"{peers}\n{said}\n"):
+            run_folder.log(f"{step_line(1).step}\n{text}srun: error: n1: task 3: Exited with exit code 1\n")
+            found = evidence(read_run(run_folder.job, None), 50)
+            assert found.flaky_marker is None
+            assert classify(failed(run_folder.job), found).outcome in (Outcome.PROGRAM_ERROR, Outcome.OUT_OF_MEMORY)
+
+    @pytest.mark.parametrize("said", ["", *OF_THE_MACHINE], ids=lambda said: said.splitlines()[-1][:60] if said else "")
+    @pytest.mark.parametrize("peers", OF_PEERS[:2], ids=["a lost peer", "the watchdog"])
+    def test_what_the_network_or_a_machine_did_stays_theirs(
+        self, run_folder: RunFolder, step_line: type[StepLine], said: str, peers: str
+    ) -> None:
+        for text in (f"{said}\n{peers}\n", f"{peers}\n{said}\n"):
+            run_folder.log(f"{step_line(1).step}\n{text}srun: error: n1: task 3: Exited with exit code 1\n")
+            found = classify(failed(run_folder.job), evidence(read_run(run_folder.job, None), 50))
+            assert found.outcome is Outcome.INFRASTRUCTURE, found.outcome_reason
+
+    def test_an_option_that_the_program_refused_is_its_error_after_a_try_that_succeeded_later(
+        self, run_folder: RunFolder
+    ) -> None:
+        run_folder.log(f"{OF_PEERS[2]}\ntrain.py: error: unrecognized arguments: --fp4\n")
+
+        assert evidence(read_run(run_folder.job, None), 50).flaky_marker is None
+
+    def test_an_exception_that_was_logged_before_the_network_failed_does_not_hide_that(
+        self, run_folder: RunFolder
+    ) -> None:
+        logged = (
+            "Traceback (most recent call last):\nModuleNotFoundError: No module named 'apex'\nINFO - without apex\n"
+        )
+        run_folder.log(f"{logged}{OF_PEERS[0]}\n")
+
+        assert evidence(read_run(run_folder.job, None), 50).flaky_marker
 
     @pytest.mark.parametrize(
         ("of_the_ranks", "of_the_batch", "named"),
