@@ -66,6 +66,34 @@ SBATCH = OptionTable(
     short=COMMON_SHORT | {"a": "array", "W": "wait"},
 )
 
+OWN_OPTIONS = frozenset({"requeue", "no-requeue", "parsable", "job-name", "quiet", "verbose", "wait"})
+"""Options that nightbridge decides itself. A requeue behind our back would overwrite the job's evidence; the job's name
+is the attempt's; and a submission does not wait for the job's end."""
+
+_EMPTY = ("submits nothing", "remove the option")
+
+NOT_ONE_JOB: Mapping[str, tuple[str, str]] = {
+    "array": ("makes several jobs of an attempt, which has one", "remove the option; `iterations` repeats a test"),
+    "clusters": (
+        "sends the job to another cluster, where it is not looked for",
+        "remove the option, and run this test with a site file of that cluster",
+    ),
+    "wrap": ("runs a command instead of the launcher's script", "remove the option"),
+    "help": _EMPTY,
+    "test-only": _EMPTY,
+    "version": _EMPTY,
+}
+"""Options with which an attempt has no job, several, or one that is not found: what they do, and the way out."""
+
+
+def option_names(word: str) -> set[str]:
+    """The long names of the options of sbatch in one word; none for another word, and for a plugin's option."""
+    try:
+        named, _ = split_options([word, ""], SBATCH)
+    except InvalidInput:
+        return set()
+    return set(named)
+
 
 def split_options(arguments: Sequence[str], table: OptionTable) -> tuple[dict[str, str], list[str]]:
     """Read the options up to the first word that is none.

@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic import Field
 
-from nightbridge.config.documents import Findings, unknown_key
+from nightbridge.config.documents import Findings, KeyPath, unknown_key
 from nightbridge.models import GatePolicy, MetricName, Model, RewardKind, SweepAxis, SweepPolicy
+from nightbridge.sbatch_options import NOT_ONE_JOB, OWN_OPTIONS, option_names
 
 GRID_SEARCH = "grid_search"
 """CloudAI's default agent: every point."""
@@ -82,6 +83,16 @@ def sbatch_options(written: str | Sequence[str], findings: Findings) -> tuple[st
         else:
             findings.problem(path, f"{word!r} is not an option of the form --name or --name=value; write the long one")
     return tuple(options)
+
+
+def check_options(options: Sequence[str], path: KeyPath, findings: Findings) -> None:
+    """Refuse options of sbatch with which an attempt has not one job, and warn of those that nightbridge decides."""
+    for option in options:
+        for name in sorted(option_names(option)):
+            if name in NOT_ONE_JOB:
+                findings.problem(path, f"{option!r} {'; '.join(NOT_ONE_JOB[name])}")
+            elif name in OWN_OPTIONS:
+                findings.warn(path, f"{option!r} has no effect: nightbridge decides it for every job")
 
 
 def gate_of(gate: GatePolicy, report: TrainingReport | None, findings: Findings) -> GatePolicy:

@@ -18,7 +18,7 @@ from nightbridge.config.arguments import (
     read_secret,
     shows_secret,
 )
-from nightbridge.config.cloudai_compat import gate_of, sbatch_options, split_drawn, sweep_of
+from nightbridge.config.cloudai_compat import check_options, gate_of, sbatch_options, split_drawn, sweep_of
 from nightbridge.config.documents import Findings, KeyPath, Layered
 from nightbridge.config.schema import TestTable, check_table
 from nightbridge.launch.flags import version_for_pin
@@ -62,6 +62,7 @@ def define_test(
             _check_bridge(table, findings)
         shows_secrets = _check_addresses(table, findings)
         sbatch_args = (*_node_options(table, findings), *sbatch_options(table.extra_srun_args, findings))
+        check_options(sbatch_args, ("extra_srun_args",), findings)
         if table.gate.reference == test_id:
             findings.problem(("gate", "reference"), "names this test itself; name another one, or a stored run")
         variables, secrets = _split_secrets(table, arguments, findings)

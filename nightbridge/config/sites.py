@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from nightbridge.config.arguments import SECRET_NAME, read_secret
-from nightbridge.config.cloudai_compat import sbatch_options
+from nightbridge.config.cloudai_compat import check_options, sbatch_options
 from nightbridge.config.documents import Document, Findings, Layer, Layered, merge, read_document, validated
 from nightbridge.errors import InvalidInput
 from nightbridge.models import ClusterKind, ClusterSettings, Model, Site, SiteChoice, StoreSettings
@@ -75,6 +75,8 @@ def load_site(path: Path) -> tuple[Site, tuple[str, ...]]:
     findings = Findings(Layered([Layer(document.table, document)]))
     read = _cloudai_site if _CLOUDAI_ONLY & document.table.keys() else _own_site
     site = validated(Site, read(document, findings), findings)
+    if site is not None:
+        check_options(site.cluster.extra_sbatch_args, ("cluster", "extra_sbatch_args"), findings)
     if site is None or findings.problems:
         raise InvalidInput("the system file is not valid", subject=str(path), violations=[*map(str, findings.problems)])
     return site, tuple(map(str, findings.warnings))

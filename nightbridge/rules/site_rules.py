@@ -1,7 +1,7 @@
 """Container, mounts, time and nodes: what the site must be able to give."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from nightbridge.errors import InvalidInput
@@ -9,6 +9,7 @@ from nightbridge.launch.parser_source import launcher_of, passes_every_image_on
 from nightbridge.launch.resources import clock, is_read_differently_by_sbatch, time_limit_seconds
 from nightbridge.models.metrics import METRICS
 from nightbridge.rules.rule import UPSTREAM, RuleContext, cmd_args, is_local, rule
+from nightbridge.sbatch_options import NOT_ONE_JOB, option_names
 
 _LAUNCHER = "Megatron-Bridge: setup_experiment.py and utils/executors.py of scripts/performance at 067f987d (main)"
 _PYXIS = "pyxis: its options of srun"
@@ -172,14 +173,21 @@ def _resources(run: RuleContext) -> Iterator[str]:
 @rule("one-cluster", _SLURM, cmd_args("additional_slurm_params"))
 def _one_cluster(run: RuleContext) -> Iterator[str]:
     """A job on another cluster of the same slurmdbd is submitted there, and never found."""
-    given = run.args.get("additional_slurm_params") or ()
-    words = given.split(";") if isinstance(given, str) else [str(word) for word in given]
-    for word in words:
-        if word.strip().lstrip("-").partition("=")[0] in ("clusters", "cluster", "M"):
-            yield (
-                f"cmd_args.additional_slurm_params: {word.strip()!r} sends the job to another cluster, where it is not "
-                "looked for; run this test with a site file of that cluster"
-            )
+    return _refused_parameters(run, {"clusters"})
+
+
+@rule("one-job", _SLURM, cmd_args("additional_slurm_params"))
+def _one_job(run: RuleContext) -> Iterator[str]:
+    """An attempt has one job: of an array none is found, and it is submitted again."""
+    return _refused_parameters(run, NOT_ONE_JOB.keys() - {"clusters"})
+
+
+def _refused_parameters(run: RuleContext, refused: Collection[str]) -> Iterator[str]:
+    """The parameters with one of these names; the launcher writes each into an #SBATCH line."""
+    for word in map(str.strip, str(run.args.get("additional_slurm_params") or "").split(";")):
+        name = word.lstrip("-").replace("_", "-").partition("=")[0]
+        for named in option_names(f"-{name}" if len(name) == 1 else f"--{name}") & set(refused):
+            yield f"cmd_args.additional_slurm_params: {word!r} {'; '.join(NOT_ONE_JOB[named])}"
 
 
 @rule("time-limit-syntax", _SLURM, ("time_limit",))

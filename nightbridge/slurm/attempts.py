@@ -33,7 +33,14 @@ from nightbridge.models import (
     Site,
     utc_now,
 )
-from nightbridge.sbatch_options import SBATCH, script_options, split_options
+from nightbridge.sbatch_options import (
+    NOT_ONE_JOB,
+    OWN_OPTIONS,
+    SBATCH,
+    option_names,
+    script_options,
+    split_options,
+)
 from nightbridge.slurm.attempt_files import (
     ATTEMPT_FILE,
     AttemptContext,
@@ -295,27 +302,47 @@ def merged_options(options: Sequence[str]) -> tuple[str, ...]:
 def fitting_options(options: Sequence[str], script: str) -> list[str]:
     """Options for sbatch, with an `--exclude` that fits what they and the script's #SBATCH lines say of nodes.
 
-    A node that is both required and excluded would be refused, and an option would replace the script's own list.
+    A node that is both required and excluded would be refused, and an option would replace the script's own list. Of
+    the options that nightbridge decides itself none is left; one with a value, the job's name, is overridden.
 
     Raises:
-        LaunchRefused: They send the job to another cluster of the slurmdbd, where it is not looked for.
+        LaunchRefused: With them the attempt has no job, several, or one that is not found (`NOT_ONE_JOB`).
     """
-    kept = [option for option in options if not option.startswith("--exclude=")]
-    try:
-        given, _ = split_options([*script_options(script), *kept], SBATCH)
-    except (InvalidInput, ValueError):
-        return list(options)  # sbatch refuses it in its own words
-    if "clusters" in given:
+    others = [option for option in options if not _is_own_switch(option)]
+    kept = [option for option in others if not option.startswith("--exclude=")]
+    given = _named_options([*_script_words(script), *kept])
+    for name in NOT_ONE_JOB.keys() & given.keys():
+        what, advice = NOT_ONE_JOB[name]
         raise LaunchRefused(
-            "the launcher, its script or the site sends the job to another cluster, where it is not looked for",
-            subject=f"--clusters={given['clusters']}",
-            advice="Remove the option, and run this test with a site file of that cluster",
+            f"an option of the launcher, its script, the test or the site {what}",
+            subject=f"--{name}={given[name]}".removesuffix("="),
+            advice=advice[:1].upper() + advice[1:],
         )
-    failed = [option.removeprefix("--exclude=") for option in options if option not in kept]
+    failed = [option.removeprefix("--exclude=") for option in others if option not in kept]
     required = hostnames(given.get("nodelist", ""))
     excluded = dict.fromkeys(hostnames(",".join([*failed, given.get("exclude", "")])))
     fitting = [node for node in excluded if node not in required]
     return [*kept, f"--exclude={','.join(fitting)}"] if failed and fitting else kept
+
+
+def _is_own_switch(option: str) -> bool:
+    names = option_names(option)
+    return bool(names) and names <= OWN_OPTIONS and not any(SBATCH.takes[name] == "value" for name in names)
+
+
+def _script_words(script: str) -> list[str]:
+    try:
+        return script_options(script)
+    except ValueError:
+        return []  # sbatch refuses it in its own words
+
+
+def _named_options(words: Sequence[str]) -> dict[str, str]:
+    """Options with their values; the names alone where a plugin's option is among them, whose form is not known."""
+    try:
+        return split_options(words, SBATCH)[0]
+    except InvalidInput:
+        return dict.fromkeys((name for word in words for name in option_names(word)), "")
 
 
 SLURM_TYPES: Mapping[str, str] = {

@@ -26,7 +26,7 @@ from nightbridge.errors import DamagedData, InvalidInput, PermanentError, Status
 from nightbridge.files import create_model, quota_error, write_atomically, write_model
 from nightbridge.models import JobStatus, utc_now
 from nightbridge.processes import own_program
-from nightbridge.sbatch_options import SBATCH, split_options
+from nightbridge.sbatch_options import OWN_OPTIONS, SBATCH, split_options
 from nightbridge.slurm.attempt_files import (
     JOB_SCRIPT,
     REFUSAL_FILE,
@@ -62,9 +62,6 @@ _OWN_NAMES = frozenset({"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "VIRTUAL_ENV_
 # must not write into it either.)
 _LAUNCHER_ONLY = frozenset({ATTEMPT_VARIABLE, "COLUMNS"})
 
-# sbatch options that the shim decides itself. A requeue behind our back would overwrite the job's evidence; the job's
-# name is the attempt's.
-_OWN_OPTIONS = frozenset({"requeue", "no-requeue", "parsable", "job-name", "quiet", "verbose"})
 _INFORMATION = frozenset({"help", "version", "usage", "test-only"})
 # An intent whose process still lives forbids another one for this long: a stopped process may resume and submit.
 _STALLED_AFTER = timedelta(minutes=10)
@@ -220,7 +217,7 @@ def _read_arguments(arguments: Sequence[str], cluster: Cluster) -> tuple[list[st
         raise InvalidInput(
             "sbatch was called without a script, or with --wrap or --array", advice="Submit one script file"
         )
-    kept = {name: value for name, value in options.items() if name not in _OWN_OPTIONS}
+    kept = {name: value for name, value in options.items() if name not in OWN_OPTIONS}
     # What follows the script are its own arguments; no launcher passes any.
     if len(rest) > 1:
         raise InvalidInput(f"unexpected arguments after the script: {shlex.join(rest[1:])}", subject=rest[0])

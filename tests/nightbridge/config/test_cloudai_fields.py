@@ -111,6 +111,27 @@ def test_a_short_option_of_srun_is_refused_and_not_dropped(load: Loader) -> None
     assert "'-w' is not an option of the form --name" in messages(load('extra_srun_args = "-w node1"'))
 
 
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("--array=0-3", "makes several jobs of an attempt"),
+        ("--clusters other", "sends the job to another cluster"),
+        ("--wrap true", "instead of the launcher's script"),
+        ("--test-only", "submits nothing"),
+    ],
+)
+def test_options_with_which_an_attempt_has_not_one_job_are_refused(load: Loader, option: str, why: str) -> None:
+    assert why in messages(load(f'extra_srun_args = "{option}"'))
+
+
+def test_an_option_that_is_decided_here_is_said_to_have_no_effect(load: Loader) -> None:
+    scenario = load('extra_srun_args = "--requeue --comment=--array"')
+
+    assert scenario.invalid == ()
+    (warning,) = (warning for warning in scenario.warnings if "extra_srun_args" in warning)
+    assert "'--requeue' has no effect" in warning
+
+
 def test_the_warm_up_of_a_training_report_is_the_gates(load: Loader) -> None:
     assert only(load(tables="[training_report]\nexclude_start_steps = 7")).gate.warmup_steps == 7
 

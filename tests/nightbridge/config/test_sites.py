@@ -64,6 +64,14 @@ def test_what_is_wrong_is_reported_with_its_line(write: Write, text: str, messag
     assert message in "\n".join(raised.value.violations)
 
 
+def test_an_option_of_sbatch_that_is_decided_here_is_said_to_have_no_effect(write: Write) -> None:
+    site, warnings = load_site(write('[cluster]\nkind = "slurm"\nextra_sbatch_args = ["--requeue", "--hold"]\n'))
+
+    assert site.cluster.extra_sbatch_args == ("--requeue", "--hold")
+    (warning,) = warnings
+    assert "site.toml:3: cluster.extra_sbatch_args: '--requeue' has no effect" in warning
+
+
 def test_a_literal_store_key_becomes_a_reference_and_is_reported(write: Write) -> None:
     path = write('[store]\nurl = "s3://b/p"\nsecret_key = "verysecret"\n')
 

@@ -173,6 +173,8 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("mount-syntax", {}, {"extra_container_mounts": ("/a:b",)}, "HOST_PATH:/CONTAINER_PATH"),
     ("time-limit-syntax", {}, {"time_limit": "soon"}, "HH:MM:SS"),
     ("one-cluster", {"additional_slurm_params": "qos=high;clusters=other"}, {}, "sends the job to another cluster"),
+    ("one-job", {"additional_slurm_params": "array=0-3"}, {}, "makes several jobs of an attempt"),
+    ("one-job", {"additional_slurm_params": "qos=high;test_only"}, {}, "submits nothing"),
     ("time-limit-ambiguous", {}, {"time_limit": "01:30"}, "is read as hours and minutes"),
     ("one-profiler", {"enable_nsys": True, "pytorch_profiler": True}, {}, "switch one off"),
     ("profiling-window", {"enable_nsys": True, "profiling_start_step": 12, "profiling_stop_step": 11}, {}, "12 to 11"),

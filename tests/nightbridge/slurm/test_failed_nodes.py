@@ -91,3 +91,26 @@ def test_excluded_nodes_fit_what_the_script_says_of_nodes(options: list[str], sc
 def test_a_job_is_not_sent_to_another_cluster(options: list[str], script: str) -> None:
     with pytest.raises(LaunchRefused, match="site file of that cluster"):
         fitting_options(options, script)
+
+
+@pytest.mark.parametrize(
+    ("options", "script", "what"),
+    [
+        (["--array=0-3"], SCRIPT, "several jobs"),
+        ([], "#!/bin/bash\n#SBATCH --array=0-3\n", "several jobs"),
+        ([], "#!/bin/bash\n#SBATCH -sa 0-3\n", "several jobs"),
+        (["--container-image=/i.sqsh", "--arr=0-3"], SCRIPT, "several jobs"),
+        ([], "#!/bin/bash\n#SBATCH --container-image=/i.sqsh\n#SBATCH -a0-3\n", "several jobs"),
+        (["--wrap=true"], SCRIPT, "instead of the launcher's script"),
+        (["--test-only"], SCRIPT, "submits nothing"),
+    ],
+    ids=["an option", "the script", "short", "beside a plugin's", "the script's, beside a plugin's", "wrap", "no job"],
+)
+def test_an_attempt_gets_one_job_whatever_is_asked_of_sbatch(options: list[str], script: str, what: str) -> None:
+    with pytest.raises(LaunchRefused, match=what):
+        fitting_options(options, script)
+
+
+def test_what_nightbridge_decides_itself_is_left_out_of_the_options_of_a_site_or_test() -> None:
+    given = ["--requeue", "--time=5", "--requ", "-Q", "--job-name", "x", "--comment=--array", "--wait", "--unknown"]
+    assert fitting_options(given, SCRIPT) == ["--time=5", "--job-name", "x", "--comment=--array", "--unknown"]
