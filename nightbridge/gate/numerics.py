@@ -4,7 +4,8 @@ A test is deterministic where it says so (`[gate] deterministic = true`), or whe
 least, have one digest of all losses, and no night since has computed these and others. Such a test has no noise: any
 other digest is news, however little the losses are apart, and no band sees that. It is a regression until the losses
 are the same again or a user accepts them. One run of several that computes something else makes a test that was only
-found to be deterministic one that is not; a test that declares it is unstable then.
+found to be deterministic one that is not; a test that declares it is unstable then. Where a night's losses cannot be
+compared, such as the log's with TensorBoard's, a test that declares it does not pass.
 
 Where a control arm ran tonight and does not compute what its own night did either, it is the cluster.
 """
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nightbridge.gate.control import Agreement
 from nightbridge.history.nightly_values import arms_of, nights_of, repeats_of
 from nightbridge.history.rows import HistoryRow, comparable_digest, other_losses
+from nightbridge.models import Verdict, VerdictStatus
 from nightbridge.numbers import format_count
 
 if TYPE_CHECKING:
@@ -28,13 +30,23 @@ class Numerics(NamedTuple):
     """What tonight's digests say of a deterministic test: how many runs have another one than the last good nights.
 
     `is_worse`: whether that is the test's, and lasting as far as tonight can tell. `stands`: whether it was so last
-    night. `reason`: what differs, in words; empty where nothing does.
+    night. `reason`: what differs, in words; empty where nothing does. `unknown`: why it is not known of a test that
+    declares it whether the losses are the same.
     """
 
     agreement: Agreement
     is_worse: bool = False
     stands: bool = False
     reason: str = ""
+    unknown: str = ""
+
+
+_UNKNOWN = {
+    "mixed": "TensorBoard lacks some of them, and the log rounds",
+    "log": "they are the log's, which rounds, and those of the good nights TensorBoard's",
+    "tensorboard": "no good night has TensorBoard's",
+}
+"""Why the losses of a source cannot be compared."""
 
 
 def compare_numerics(
@@ -46,7 +58,7 @@ def compare_numerics(
 ) -> Numerics | None:
     """Compare tonight's losses with those of the last good nights; None where they are the same.
 
-    So it is where the test is not deterministic.
+    So it is where the test is not deterministic, or does not declare it and they cannot be compared.
 
     Args:
         own: Tonight's run.
@@ -55,17 +67,19 @@ def compare_numerics(
         declared: What the test says of itself; None for nothing.
         losses: The loss by step of the run that is stored below a prefix; read only where digests differ.
     """
+    if declared is False or own.resumed:
+        return None
     tonights = comparable_digest(own.summary)
-    if declared is False or own.resumed or not tonights:
-        return None
     known = [row for row in good if other_losses(tonights, row.summary) is not None]
+    unknown = _why_unknown(own, good, known) if declared else ""
+    nothing_else = Numerics(Agreement(0, 0), unknown=unknown) if unknown else None
     if not known:
-        return None
+        return nothing_else
     expected = comparable_digest(known[-1].summary)
     compared = [(row, other_losses(expected, row.summary)) for row in (own, *repeats_of(own, history))]
     apart = [row for row, differs in compared if differs]
     if not apart:
-        return None
+        return nothing_else
     same = next((at for at, row in enumerate(reversed(known)) if other_losses(expected, row.summary)), len(known))
     if not declared and (same < MIN_SAME or _computed_both(expected, known[-same], own, history)):
         return None
@@ -85,6 +99,37 @@ def compare_numerics(
         + _first_difference(losses(known[-1].prefix), losses(apart[0].prefix))
         + ("" if lasting else ": the test is not deterministic"),
     )
+
+
+def with_unknown(verdict: Verdict, found: Numerics | None) -> Verdict:
+    """The same; no pass of a test that declares that it is deterministic where nobody knows whether it was."""
+    if found is None or not found.unknown or verdict.status not in _PASSES:
+        return verdict
+    reason = f"whether the losses are the same, bit for bit, is unknown: {found.unknown}"
+    update = {"status": VerdictStatus.INSUFFICIENT_DATA, "reasons": (*verdict.reasons, reason)}
+    return verdict.model_copy(update=update)
+
+
+_PASSES = frozenset({VerdictStatus.PASSED, VerdictStatus.IMPROVED, VerdictStatus.INSUFFICIENT_DATA})
+
+
+def _why_unknown(own: HistoryRow, good: Sequence[HistoryRow], known: Sequence[HistoryRow]) -> str:
+    """Why a run's losses cannot be compared with those of the good nights, in words; empty where they can.
+
+    Those of the log can be with a log's, which does not prove that they are what TensorBoard had before.
+    """
+    if not good:
+        return ""
+    if len(own.summary.lives) > 1:
+        return "the run was restarted"
+    source = _source_of(own)
+    of_board = [row for row in good if _source_of(row) == "tensorboard"]
+    return _UNKNOWN.get(source, "") if not known or (source == "log" and of_board) else ""
+
+
+def _source_of(row: HistoryRow) -> str:
+    """Where a run's losses were read, `mixed` where from both; empty without any."""
+    return (row.summary.loss_digest or "").partition(":")[0]
 
 
 def _computed_both(expected: str, since: HistoryRow, own: HistoryRow, history: Sequence[HistoryRow]) -> bool:

@@ -30,6 +30,7 @@ from nightbridge.gate.comparison import MetricResult, compare_metric, compare_wi
 from nightbridge.gate.control import control_point, pairs_of
 from nightbridge.gate.decisions import in_force
 from nightbridge.gate.nodes import Placement, levels_held, place_pairs, suspects_among, unchanged_since
+from nightbridge.gate.numerics import with_unknown
 from nightbridge.gate.plausibility import implausible
 from nightbridge.gate.tonight import Evidence, Tonight, slow_mode
 from nightbridge.gate.trend import standing
@@ -129,6 +130,7 @@ def compare(record: RunRecord, history: Sequence[HistoryRow], evidence: Evidence
         other = _other_topology(tonight.nights[-1].own, history)
         verdict = _with_few_nights(verdict, len(baseline), tonight)
         verdict = verdict.model_copy(update={"reasons": (*verdict.reasons, *other, *evidence.split)})
+    verdict = with_unknown(verdict, evidence.numerics)
     return verdict.model_copy(update=standing(verdict, tonight.nights)._asdict())
 
 
