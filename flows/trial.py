@@ -24,6 +24,7 @@ from nightbridge.gate.trial import (
     arm_result,
     goes_on,
     judged,
+    of_commits,
     plan_trial,
     trial_arm,
 )
@@ -32,6 +33,7 @@ from nightbridge.rules import check_scenario
 from nightbridge.tasks.cancel import cancel_searches, note_search
 from nightbridge.tasks.compare import interrupted, keep_trial, on_nodes, record_of, stored_verdict, with_noise
 from nightbridge.tasks.context import shared_night
+from nightbridge.tasks.prepare import resolve_change
 
 PairsField = Annotated[int, Field(ge=1)] | None
 
@@ -63,7 +65,7 @@ def try_flow(  # noqa: D417  (`SiteChoice` describes the others)
     """
     trial, control = plan_trial(run_of(scenario, test_id), change, utc_now())
     site = site_of(system=system, cluster=cluster, store=store, workspace=workspace)
-    trial, control = interrupted(trial, control, site)
+    trial, control = interrupted(*of_commits(trial, control, resolve_change(change, control, site)), site)
     trial = with_noise(trial, control, site)
     note_search(trial.trial_id, site)
     with shared_night():

@@ -13,20 +13,21 @@ from prefect.logging import get_run_logger
 from nightbridge.config.scenarios import sweeps_nodes
 from nightbridge.errors import InvalidInput, NightbridgeError, StatusUnknown, TransientError
 from nightbridge.files import open_workspace
+from nightbridge.gate.trial import CORE_FOLDER, Change, trial_arm
 from nightbridge.history.reading import last_good_dump, series_of
 from nightbridge.images.enroot import find_enroot
-from nightbridge.images.image import Importer, pull_image
+from nightbridge.images.image import Importer, current_image, pull_image
 from nightbridge.images.on_node import NodeImporter
 from nightbridge.launch.plan import make_plan
 from nightbridge.models import Checkout, ClusterLimits, Image, Job, LaunchPlan, RunSpec, Scenario, Site, Violation
-from nightbridge.repos.clone import make_checkout
+from nightbridge.repos.clone import current_commits, make_checkout
 from nightbridge.rules import check, check_dumped, errors_of
 from nightbridge.slurm.attempts import without_failed_nodes
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.tasks.mirror import PrefectAway, artifact_key, show_table
 from nightbridge.tasks.site import image_login, node_runner, site_logins, store_of
-from nightbridge.tasks.stage import stage
+from nightbridge.tasks.stage import never_reused, stage
 
 
 def show_violations(scenario: Scenario, cluster: str) -> None:
@@ -77,6 +78,28 @@ def clone(run: RunSpec, site: Site) -> Checkout:
     for repository in checkout.repositories:
         log.info("%s at %s (%s) %s", repository.url, repository.commit[:12], repository.ref, repository.subject)
     return checkout
+
+
+@stage("change", waits_for=(PrefectAway,), key=never_reused)
+def resolve_change(change: Change, control: RunSpec, site: Site) -> dict[str, str]:
+    """What a change's refs and its tag mean now: commits by folder, and what the image is. Nothing is pinned.
+
+    Raises:
+        InvalidInput: There is no such ref or image.
+    """
+    open_workspace(site.workspace)
+    test = trial_arm(control, change, 1).test
+    named = {".": change.bridge, CORE_FOLDER: change.core}
+    found = {}
+    if any(named.values()):
+        core = {folder: ref for folder, ref in test.megatron_bridge.submodules.items() if named.get(folder)}
+        with site_logins(site):
+            commits = current_commits(test.megatron_bridge.model_copy(update={"submodules": core}), site)
+        found = {folder: commit for folder, commit in commits.items() if named[folder]}
+    if change.image:
+        found["image"] = current_image(change.image, lambda: _importer(site))
+    get_run_logger().info("%s: %s", change, ", ".join(f"{name} {what}" for name, what in found.items()))
+    return found
 
 
 @stage("container", waits_for=(JobNotAccepted, StatusUnknown, PrefectAway))

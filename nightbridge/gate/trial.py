@@ -125,6 +125,7 @@ def plan_trial(run: RunSpec, change: Change, now: datetime) -> tuple[Trial, RunS
     """A trial's name, and its control: the file's run, without its own confirmation and checkpoints.
 
     The same question has the same name all day, so that an interrupted trial is resumed; see `interrupted` for later.
+    Which commits and which image it is about is only known at the site: see `of_commits`.
 
     Raises:
         InvalidInput: Nothing is changed, or the test does not check out the submodule that is to change.
@@ -147,6 +148,16 @@ def plan_trial(run: RunSpec, change: Change, now: datetime) -> tuple[Trial, RunS
     )
     control = run.model_copy(update={"night": name, "test": test, "after": ()})
     return Trial(trial_id=name, test_id=run.test.id, change=change), control
+
+
+def of_commits(trial: Trial, control: RunSpec, meant: Mapping[str, str]) -> tuple[Trial, RunSpec]:
+    """A trial and its control, named for what the change's refs and tag mean: pushed again, it is another change.
+
+    What the test's file names beside the change may move meanwhile: all runs of a trial have the first one's.
+    """
+    digest = hashlib.sha256(f"{trial.trial_id[-8:]} {sorted(meant.items())}".encode()).hexdigest()[:8]
+    name = f"{trial.trial_id[:-8]}{digest}"
+    return trial.model_copy(update={"trial_id": name}), control.model_copy(update={"night": name})
 
 
 def noise_of_history(rows: Sequence[HistoryRow], gate: GatePolicy) -> dict[str, float]:

@@ -96,15 +96,37 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
     return _registry_image(reference.model_copy(update={"digest": digest}), digest, images, site.workspace, find)
 
 
+def current_image(written: str, importer: Callable[[], Importer]) -> str:
+    """What an image's reference or path means at this moment: a digest, or the size and time of a file.
+
+    Raises:
+        InvalidInput: There is no such file or image.
+        PermanentError: The registry refuses us.
+        TransientError: The registry is unreachable.
+    """
+    if written == NO_CONTAINER:
+        return written
+    if is_path(written):
+        status = _existing(written).stat()
+        return f"{status.st_size} {status.st_mtime_ns}"
+    reference = parse_reference(written)
+    return reference.digest or importer().digest(reference)
+
+
 def is_path(text: str) -> bool:
     """Whether an image is named by its path: pyxis' rule, and a relative path to a file that is there."""
     return text.startswith(("/", ".", "~")) or text.endswith(".sqsh") or Path(text).is_file()
 
 
-def _local_image(written: str, images: Path) -> Image:
+def _existing(written: str) -> Path:
     path = Path(written).expanduser().absolute()
     if not path.is_file():
         raise InvalidInput("no such image file", subject=str(path), advice="Check container_image")
+    return path
+
+
+def _local_image(written: str, images: Path) -> Image:
+    path = _existing(written)
     sidecar = images / "local" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.json"
     with lease(sidecar.with_suffix(".lease")):
         record = _valid_record(sidecar, path)

@@ -1,7 +1,7 @@
 """The clone stage: both repositories at the night's commits, and the launcher's environment."""
 
+from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
 
 from nightbridge.errors import InvalidInput
 from nightbridge.models import Checkout, GitRepo, PinnedRepository, RunSpec, Site, TestDefinition
@@ -41,6 +41,21 @@ def make_code(test: TestDefinition, site: Site, night: str) -> Checkout:
     return Checkout(megatron_bridge=_pinned_checkout(test.megatron_bridge, night, site))
 
 
+def current_commits(repo: GitRepo, site: Site) -> dict[str, str]:
+    """The commits that a repository's ref (`.`) and those of submodules that it names (by folder) mean at this moment.
+
+    Nothing is pinned. Errors as for `make_code`.
+    """
+    git_version()
+    mirror = Mirror(repo.url, site.workspace, timeout=site.git_timeout)
+    commit = mirror.resolve(repo.commit)
+
+    def commit_of(url: str, ref: str) -> str:
+        return Mirror(url, site.workspace, timeout=site.git_timeout).resolve(ref)
+
+    return {".": commit, **(_submodules(repo, mirror, commit, commit_of) if repo.submodules else {})}
+
+
 def verify_unchanged(checkout: Checkout, since: datetime) -> list[str]:
     """The differences of the two trees from their commits, one line each; empty when nothing changed.
 
@@ -63,7 +78,11 @@ def _pinned_checkout(repo: GitRepo, night: str, site: Site) -> PinnedRepository:
     workspace = site.workspace.absolute()
     mirror = Mirror(repo.url, workspace, timeout=site.git_timeout)
     pin = pinned(mirror, repo.commit, night, workspace)
-    moved = _pinned_submodules(repo, mirror, pin.commit, night, workspace) if repo.submodules else {}
+
+    def pin_of(url: str, ref: str) -> str:
+        return pinned(Mirror(url, workspace, timeout=site.git_timeout), ref, night, workspace).commit
+
+    moved = _submodules(repo, mirror, pin.commit, pin_of) if repo.submodules else {}
     checkout = check_out(mirror, repo.commit, pin.commit, workspace, with_submodules=repo.init_submodules, moved=moved)
     if pin.previous is None:
         return checkout
@@ -71,8 +90,8 @@ def _pinned_checkout(repo: GitRepo, night: str, site: Site) -> PinnedRepository:
     return checkout.model_copy(update={"previous": pin.previous, "commits_since": since})
 
 
-def _pinned_submodules(repo: GitRepo, mirror: Mirror, commit: str, night: str, workspace: Path) -> dict[str, str]:
-    """The commits of the submodules that a test names refs for, each resolved once per night in its own mirror.
+def _submodules(repo: GitRepo, mirror: Mirror, commit: str, commit_of: Callable[[str, str], str]) -> dict[str, str]:
+    """The commits of the submodules that a test names refs for, each by its own repository's address and the ref.
 
     A folder that is no submodule keeps its ref: `check_out` says so.
     """
@@ -84,9 +103,4 @@ def _pinned_submodules(repo: GitRepo, mirror: Mirror, commit: str, night: str, w
         )
     mirror.resolve(commit)
     urls = {one.path: one.url for one in find_submodules(mirror, commit)}
-    return {
-        path: pinned(Mirror(urls[path], workspace, timeout=mirror.timeout), ref, night, workspace).commit
-        if path in urls
-        else ref
-        for path, ref in repo.submodules.items()
-    }
+    return {path: commit_of(urls[path], ref) if path in urls else ref for path, ref in repo.submodules.items()}

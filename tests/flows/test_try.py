@@ -45,3 +45,29 @@ def test_a_pull_request_that_is_slow_is_refused_with_a_comment_and_asked_again_c
     assert "### nightbridge: `tried` regresses\n\nTried: Megatron-Bridge #7, beside" in comment.read_text()
     jobs = list((tmp_path / "workspace" / "runs").glob("tried-*-try-*/a*"))
     assert len(jobs) == len(trial["arms"])
+
+
+def test_a_pull_request_that_is_pushed_again_the_same_day_is_tried_at_its_new_commit(
+    tmp_path: Path, environments_dir: Path, prefect_server: PrefectServer
+) -> None:
+    site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
+    repositories = make_practice_repositories(tmp_path / "practice")
+    main = repositories.sha("main")
+    file = write_scenario(tmp_path / "conf", repositories, "one", Entry(id="tried", cmd_args=FEW_STEPS))
+
+    def push(subject: str) -> str:
+        commit = commit_behaviour(repositories, subject, step_time_factor=1.0)
+        git(repositories.folder("bridge"), "update-ref", "refs/pull/7/head", commit)
+        move_main(repositories, main)
+        return commit
+
+    def tried() -> list[str]:
+        command: list[str | Path] = ["try", file, "--bridge", "#7", "--most-pairs", "1", "--system", site, "--json"]
+        told = nightbridge(*command, environment=prefect_server.environment)
+        return [arm["commit"] for arm in json.loads(told.stdout)["arms"]]
+
+    first, answered = push("Fast"), tried()
+    again, pushed = push("Fast, with another comment"), tried()
+
+    assert answered == [first, main]
+    assert pushed == [again, main]

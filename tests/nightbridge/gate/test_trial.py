@@ -18,6 +18,7 @@ from nightbridge.gate.trial import (
     judged,
     markdown,
     noise_of_history,
+    of_commits,
     plan_trial,
     pull_request_ref,
     trial_arm,
@@ -122,6 +123,18 @@ def test_only_the_change_is_different_in_its_arm() -> None:
     assert new.run_key != other.run_key
     assert plan_trial(spec(init_submodules=True), change, NOW)[0] == trial
     assert plan_trial(spec(init_submodules=True), Change(bridge="8"), NOW)[0].trial_id != trial.trial_id
+
+
+def test_a_change_that_was_pushed_again_is_another_trial() -> None:
+    planned = plan_trial(spec(), Change(bridge="7"), NOW)
+
+    first, again, pushed = (of_commits(*planned, {".": digit * 40}) for digit in "aab")
+
+    assert first == again
+    assert first[0].trial_id == first[1].night
+    assert first[0].trial_id != pushed[0].trial_id
+    assert first[0].trial_id.startswith("2026-11-23-try-")
+    assert trial_arm(first[1], first[0].change, 1).run_key != trial_arm(pushed[1], pushed[0].change, 1).run_key
 
 
 @pytest.mark.parametrize(

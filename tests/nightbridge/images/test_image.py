@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
-from nightbridge.images.enroot import scratch_dir, unfinished
-from nightbridge.images.image import pull_image, sha256_of, versions_between, workspace_refs
+from nightbridge.images.enroot import find_enroot, scratch_dir, unfinished
+from nightbridge.images.image import current_image, pull_image, sha256_of, versions_between, workspace_refs
 from nightbridge.images.registry import ImageReference
 from nightbridge.models import Image, Site
 from tests.builders import make_image_spec
@@ -125,6 +125,23 @@ def test_a_moved_tag_is_seen_the_next_night_and_not_within_one(site: Site, enroo
     assert pull_image(make_image_spec(NEMO), site).digest == f"sha256:{HEX}"
     assert pull_image(make_image_spec(NEMO, night="2026-11-22"), site).digest == "sha256:" + "cd" * 32
     assert len(enroot.calls("import")) == 2
+
+
+def test_what_a_tag_or_a_file_means_at_this_moment(site: Site, enroot: Any, tmp_path: Path, tiny_image: bytes) -> None:
+    path = tmp_path / "mine.sqsh"
+
+    def look() -> list[str]:
+        path.write_bytes(tiny_image)
+        fixed = (f"nvcr.io/nvidia/nemo@sha256:{HEX}", "none")
+        return [current_image(written, lambda: find_enroot(site.image_import)) for written in (NEMO, str(path), *fixed)]
+
+    before = look()
+    enroot.set_digest("sha256:" + "cd" * 32)
+    after = look()
+
+    assert before[0] == f"sha256:{HEX}"
+    assert [one != other for one, other in zip(before, after, strict=True)] == [True, True, False, False]
+    assert not site.workspace.exists()
 
 
 def test_many_who_ask_at_once_make_one_import(site: Site, enroot: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 from nightbridge.errors import InvalidInput, PermanentError
 from nightbridge.models import Checkout, GitRepo, LauncherEnvironment, PinnedRepository, RunSpec, Site, TestDefinition
 from nightbridge.repos.checkouts import check_out
-from nightbridge.repos.clone import make_checkout, make_code, verify_unchanged
+from nightbridge.repos.clone import current_commits, make_checkout, make_code, verify_unchanged
 from nightbridge.repos.mirrors import Mirror
 
 THIN_RUN = """
@@ -189,6 +189,22 @@ def test_a_submodule_is_at_the_ref_that_a_test_names_the_same_all_night(
     assert [(one.path / "core" / "core.py").read_text() for one in (pinned, first, same, later)] == ["1", "2", "2", "3"]
     assert first == same
     assert verify_unchanged(Checkout(megatron_bridge=first), BEFORE) == []
+
+
+def test_what_a_ref_means_at_this_moment_is_not_pinned(
+    origin: Any, make_origin: Callable[[str], Any], workspace: Path
+) -> None:
+    core = with_core(origin, make_origin)
+    site, repo = Site(workspace=workspace), code_of(origin, submodules={"core": "next"}).megatron_bridge
+
+    first = current_commits(repo, site)
+    again = current_commits(repo, site)
+    pushed = {".": origin.commit("Later", {"README.md": "later"}), "core": core.commit("Later", {"core.py": "3"})}
+
+    assert first == again
+    assert set(first.values()).isdisjoint(pushed.values())
+    assert current_commits(repo, site) == pushed
+    assert not (workspace / "nights").exists()
 
 
 def test_a_submodule_at_a_ref_has_to_be_checked_out(
