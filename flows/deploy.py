@@ -6,7 +6,7 @@ python -m nightbridge.flows.deploy night [ID]      start the nightly deployment 
 import contextlib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from uuid import UUID
@@ -138,7 +138,8 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
         What there is now, a line each.
 
     Raises:
-        InvalidInput: A scenario, the site or one of its blocks is wrong; nothing was deployed.
+        InvalidInput: A scenario, the site or one of its blocks is wrong, or a deployment would replace that of another
+            scenario; nothing was deployed.
     """
     definitions = _definitions()
     site = load_site(request.choice)
@@ -146,7 +147,9 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
     named = {Path(each["parameters"]["scenario"]) for each in definitions if "scenario" in each.get("parameters", {})}
     offered = scenarios_beside(request.files or named)
     wanted = [each for definition in definitions for each in _wanted(definition, request, offered) if each.has_tests]
+    _check_names(wanted, request, cluster)
     with get_client(sync_client=True) as client:
+        moved = _moved(client, wanted, request, cluster)
         for block in BLOCKS:
             block.register_type_and_schema(_sync=True)  # type: ignore[call-arg]
         for name in FORMER_AUTOMATIONS:
@@ -160,7 +163,8 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
         given = _site_parameters(client, request)
         results = _results_block(site)
         for each in wanted:
-            yield _make_deployment(client, each, request, cluster, given, results)
+            made = _make_deployment(client, each, request, cluster, given, results)
+            yield f"{made}, no longer for {moved[made]}" if made in moved else made
         yield from make_automations(client, site)
 
 
@@ -170,6 +174,55 @@ def _wanted(definition: Mapping[str, Any], request: Request, offered: Mapping[st
     own = definition.get("parameters", {}).get("scenario")
     for file in (request.files or [Path(own)]) if own else [None]:
         yield _Wanted(definition, flow, file, offered)
+
+
+def _check_names(wanted: Iterable[_Wanted], request: Request, cluster: str) -> None:
+    """Refuse files whose deployments would have the same names: the last one's would replace the others'."""
+    files: dict[str, Path] = {}
+    for each in wanted:
+        if each.file is None:
+            continue
+        name = each.name(request, cluster)
+        other = files.setdefault(name, each.file)
+        if other.absolute() != each.file.absolute():
+            raise InvalidInput(
+                f"both would be the deployment {name}", subject=f"{other} and {each.file}", advice="Rename one of them"
+            )
+
+
+def _moved(client: SyncPrefectClient, wanted: Iterable[_Wanted], request: Request, cluster: str) -> dict[str, str]:
+    """Where the scenarios of deployments that are to be replaced were until now, if elsewhere: by deployment.
+
+    Raises:
+        InvalidInput: It is another scenario, which would not be run any more.
+    """
+    found = {}
+    for each in wanted if request.files else ():
+        name = f"{each.flow.name}/{each.name(request, cluster)}"
+        try:
+            former = client.read_deployment_by_name(name)
+        except ObjectNotFound:
+            continue
+        place = _place(str(former.parameters.get("scenario", "")), former.pull_steps)
+        if each.file is None or place == _place(str(each.file), [_pull_step(request)]):
+            continue
+        scenario = next((tag for tag in former.tags if tag.startswith("scenario:")), None)
+        if scenario and scenario not in each.tags(cluster):
+            raise InvalidInput(
+                f"it would replace the deployment {name} of {place}",
+                subject=str(each.file),
+                advice=f"Rename the file, or remove that one first: prefect deployment delete {name}",
+            )
+        found[f"deployment {name}"] = place
+    return found
+
+
+def _place(scenario: str, pull_steps: Sequence[Mapping[str, Any]] | None) -> str:
+    """Where a deployment's scenario is: its path on the worker's host, or in a repository."""
+    options: Mapping[str, Any] = next((given for step in pull_steps or () for given in step.values()), {})
+    if "repository" in options:
+        return f"{scenario} in {options['repository']}"
+    return str(Path(options.get("directory", ""), scenario))
 
 
 def _site_parameters(client: SyncPrefectClient, request: Request) -> dict[str, Any]:

@@ -122,6 +122,45 @@ def test_another_projects_prefect_yaml_is_left_alone(own: str, tmp_path: Path, m
         next(deploy(Request()))
 
 
+def scenario_file(path: Path, name: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    test = (ROOT / "conf/practice/llama_small.toml").read_text()
+    path.write_text(test.replace('name = "llama_small"', f'name = "{name}"'))
+    return path
+
+
+@pytest.mark.parametrize("names", [("a/nightly", "b/nightly"), (f"{'nightly_' * 5}fp8", f"{'nightly_' * 5}bf16")])
+def test_two_files_whose_deployments_would_have_one_name_are_refused(
+    names: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = tuple(scenario_file(Path(f"{name}.toml"), name) for name in names)
+
+    with pytest.raises(InvalidInput, match=f"{files[0]} and {files[1]}: both would be the deployment nightly-nightly-"):
+        next(deploy(Request(files=files)))
+
+
+def test_a_deployment_of_another_scenario_is_not_replaced(
+    client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deploy_in(folder: str, scenario: str) -> list[str]:
+        file = scenario_file(tmp_path / folder / "ours.toml", scenario)
+        monkeypatch.chdir(file.parent)
+        return [line for line in deploy(Request(files=(Path(file.name),))) if "nightly-ours-local" in line]
+
+    name = "nightly-regression/nightly-ours-local"
+    first, again = deploy_in("one", "first"), deploy_in("one", "renamed")
+    with pytest.raises(InvalidInput, match=rf"it would replace the deployment {name} of .*/one/ours\.toml"):
+        deploy_in("two", "second")
+    elsewhere = deploy_in("three", "renamed")
+
+    assert first == again == [f"deployment {name}"]
+    assert elsewhere == [f"deployment {name}, no longer for {tmp_path}/one/ours.toml"]
+    for each in client.read_deployments():
+        if "-ours-" in each.name:
+            client.delete_deployment(each.id)
+
+
 def test_prefect_deploy_makes_the_same_deployments_of_the_same_file(
     deployed: PrefectServer, client: SyncPrefectClient
 ) -> None:
