@@ -85,13 +85,28 @@ class Curves:
 
     @property
     def non_finite_steps(self) -> int:
-        """Iterations whose loss, or gradient norm where the run records it, is missing or not finite."""
+        """Iterations whose loss, or gradient norm where the run records it, is missing or not finite.
+
+        Those that the log counts as skipped are left out: they have no gradient norm, and `gate.skipped_iterations`
+        limits them.
+        """
         import numpy as np
 
         finite = np.isfinite(self.steps["loss"])
         if (self.table["tag"] == STEP_COLUMNS["grad_norm"].tag).any():
             finite &= np.isfinite(self.steps["grad_norm"])
-        return int((~finite).sum()) + self.missing_steps
+        bad = self.steps.index[~finite]
+        return len(bad) - self._skipped_among(bad) + self.missing_steps
+
+    def _skipped_among(self, iterations: "pd.Index[int]") -> int:
+        """How many of them are among those that a record of the log counts as skipped since the one before it."""
+        records = latest_steps(self.log.steps).values()
+        before = (self.start, *(record.iteration for record in records))
+        return sum(
+            min(record.skipped_iterations, int(((earlier < iterations) & (iterations <= record.iteration)).sum()))
+            for earlier, record in zip(before, records, strict=False)
+            if record.skipped_iterations
+        )
 
 
 def logging_interval(iterations: Sequence[int]) -> int:

@@ -477,6 +477,30 @@ class TestFailsClosed:
         builder.write()
         assert measured().non_finite_steps == 1
 
+    @pytest.mark.parametrize("by_events", [True, False])
+    @pytest.mark.parametrize(("counted", "non_finite"), [(2, 0), (1, 1), (0, 2)])
+    def test_steps_that_the_log_counts_as_skipped_have_no_norm_and_are_not_missing_any(
+        self,
+        run_folder: RunFolder,
+        event_file: Callable[..., EventFileBuilder],
+        measured: Callable[..., Summary],
+        step_line: type[StepLine],
+        by_events: bool,
+        counted: int,
+        non_finite: int,
+    ) -> None:
+        """The loss scaling of fp16 skips the first two; the optimizer then returns no gradient norm."""
+        first = [step_line(n, loss=0.0, grad_norm=None, skipped=int(n <= counted)).step for n in (1, 2)]
+        run_folder.log("\n".join((*first, *(step_line(n).step for n in range(3, 51)))))
+        builder = event_file(run_folder.job_dir / "tb_logs")
+        for step in range(1, 51) if by_events else ():
+            builder.scalar("lm loss", step, 2.5).scalar("iteration-time", step, 0.25)
+            if step > 2:
+                builder.scalar("grad-norm", step, 1.25)
+        builder.write()
+        summary = measured()
+        assert (summary.non_finite_steps, summary.skipped_iterations) == (non_finite, counted)
+
     def test_steps_that_were_not_recorded_count_as_not_finite(
         self, run_folder: RunFolder, measured: Callable[..., Summary]
     ) -> None:
