@@ -39,7 +39,9 @@ class ErrorFinder:
         self._possible: dict[int, str] = {}
         self._below_root_cause = self._is_aside = False
         self._is_over = self._in_doubt = self._was_killed_for_memory = False
-        self._went_on = self._others_went_on = self._has_ended = self._is_uncaught = False
+        self._went_on = self._others_went_on = self._has_ended = False
+        self._is_uncaught = self._is_consequence_uncaught = False
+        """Whether torch's mark of a rank whose process an exception ended stands before the one found, or another's."""
         self._client_said = ""
         """The first complaint of those of a client of Slurm that follow each other up to the line above."""
         self._is_the_same = False
@@ -108,7 +110,7 @@ class ErrorFinder:
             self._bars.clear()
             self._is_over = self._in_doubt = self._was_killed_for_memory = False
             self._ended_for_all = self._led_to = self._after = ""
-            self._went_on = self._others_went_on = self._is_uncaught = False
+            self._went_on = self._others_went_on = self._is_uncaught = self._is_consequence_uncaught = False
         elif "complaint" in self._found and lines.REMARKS.search(line):
             self._possible.setdefault(lines.SOUNDS + lines.OUTLIVED, self._found.pop("complaint"))
         elif best in lines.OF_A_PROCESS:
@@ -215,7 +217,9 @@ class ErrorFinder:
         if lines.IS_NAME.match(line) and not lines.CONSEQUENCES.match(line):
             line = self._with_statement(line)
         first, rank = self._found.get("cause"), lines.rank_of(printed)
+        is_uncaught = lines.NAMED_RANK.match(printed) is not None
         if not self._see_exception(line, "cause"):
+            self._is_consequence_uncaught |= is_uncaught
             self._noticed_by = self._noticed_by or rank
             return True
         self._note_where(rank)
@@ -225,7 +229,7 @@ class ErrorFinder:
             else:
                 self._in_doubt |= not self._is_the_same
         self._is_the_same, self._after, self._led_to = False, self._led_to, ""
-        self._is_uncaught |= lines.NAMED_RANK.match(printed) is not None
+        self._is_uncaught |= is_uncaught
         return True
 
     def _with_statement(self, exception: str) -> str:
@@ -285,7 +289,8 @@ class ErrorFinder:
         said = f"{self._found[kind]} {self._after}" if kind in lines.OF_A_PROCESS else ""
         if lines.OF_THE_CODE.search(said):
             return said
-        is_outlived = self._ended_for_all or (self._others_went_on and not self._is_uncaught)
+        went_on = self._others_went_on or self._is_consequence_uncaught
+        is_outlived = self._ended_for_all or (went_on and not self._is_uncaught)
         return "" if kind == "known" or is_outlived or lines.OF_THE_MACHINE.search(said) else said
 
     @property

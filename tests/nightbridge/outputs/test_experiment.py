@@ -271,13 +271,12 @@ class TestEvidence:
 
         assert evidence(read_run(run_folder.job, None), 50).flaky_marker is None
 
+    @pytest.mark.parametrize("went_on", ["INFO - without apex", "WARNING: falling back"])
     def test_an_exception_that_was_logged_before_the_network_failed_does_not_hide_that(
-        self, run_folder: RunFolder
+        self, run_folder: RunFolder, went_on: str
     ) -> None:
-        logged = (
-            "Traceback (most recent call last):\nModuleNotFoundError: No module named 'apex'\nINFO - without apex\n"
-        )
-        run_folder.log(f"{logged}{OF_PEERS[0]}\n")
+        logged = "Traceback (most recent call last):\n  import apex\nModuleNotFoundError: No module named 'apex'"
+        run_folder.log(f"{logged}\n{went_on}\n{OF_PEERS[0]}\n")
 
         assert evidence(read_run(run_folder.job, None), 50).flaky_marker
 
