@@ -128,7 +128,9 @@ class ErrorFinder:
 
     def _wants(self, line: str) -> bool:
         """Whether a line that only sounds like a failure can be better than what was found."""
-        if self._best_kind() in lines.OF_A_PROCESS or (self._in_traceback and line[:1].isspace()):
+        if self._best_kind() in lines.OF_A_PROCESS:
+            return False
+        if self._in_traceback and self._before.sub("", line, count=1)[:1].isspace():
             return False
         return lines.SOUNDS not in self._possible and (
             lines.WORDED not in self._possible or bool(lines.SOUNDS_SO.search(line))

@@ -203,6 +203,13 @@ def test_what_a_process_outlived_does_not_compete_with_its_exception() -> None:
     assert best_of(*TRACEBACK, "KeyError: 1", TIME_LIMIT, " iteration 2/ 50 |", *TRACEBACK, said) == said
 
 
+@pytest.mark.parametrize("before", ["[rank3]: ", "3: ", "3: [rank3]: ", "[default3]:[rank3]: "])
+def test_the_statement_of_a_traceback_behind_a_prefix_is_no_other_reason(before: str) -> None:
+    raised = [f"{before}{line}" for line in (*TRACEBACK, "    assert x == y", "AssertionError: bad shape")]
+
+    assert best_of(*raised) == "AssertionError: bad shape (rank 3)"
+
+
 @pytest.mark.parametrize("marked", [(), ("           ^^^^^^^^^^^",)])
 def test_an_exception_without_a_message_is_named_with_its_statement(marked: tuple[str, ...]) -> None:
     assert best_of(*TRACEBACK, "    assert samples > 0", *marked, "AssertionError") == (
