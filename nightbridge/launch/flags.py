@@ -1,8 +1,8 @@
 """The launcher's flags, one row each: the field of `[cmd_args]`, the flag, how it is written, and since when it exists.
 
-The rows are in the order in which CloudAI writes them, so that an argv can be compared with one of theirs. Rows
-whose source is `site` are filled in by nightbridge and are no keys of `[cmd_args]`. Versions were read from the
-argument parsers of every Megatron-Bridge release; for one commit its own parser decides (`parser_source.py`).
+The rows are in the order in which CloudAI writes them, so that an argv can be compared with one of theirs, but for two
+lists. Rows whose source is `site` are filled in by nightbridge and are no keys of `[cmd_args]`. Versions were read from
+the argument parsers of every Megatron-Bridge release; for one commit its own parser decides (`parser_source.py`).
 """
 
 import re
@@ -147,6 +147,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("recompute_num_layers", "-rl", "integer"),
     Flag("activation_offload_layers", "-ol", "integer"),
     Flag("recompute_modules", "--recompute_modules", "texts", "comma"),
+    # Before a flag that every run has: a list in words of its own goes on up to the next flag, overrides included.
+    Flag("c4_train_shards", "--c4_train_shards", "integers", "space", first=V0_5_0),
+    Flag("dataset_paths", "--dataset_paths", "texts", "space"),
     Flag("detach", "--detach", "boolean", "true_false", source="site"),
     Flag("packager", "--packager", first=V0_4_0, source="site"),
     Flag("enable_pct_binding", "--enable_pct_binding", "boolean", "true_false", first=V0_4_2),
@@ -161,8 +164,6 @@ FLAGS: tuple[Flag, ...] = (
     Flag("save_config_filepath", "--save_config_filepath"),
     Flag("data", "--data"),
     Flag("c4_root", "--c4_root", first=V0_5_0),
-    Flag("c4_train_shards", "--c4_train_shards", "integers", "space", first=V0_5_0),
-    Flag("dataset_paths", "--dataset_paths", "texts", "space"),
     Flag("dataset_root", "--dataset_root"),
     Flag("index_mapping_dir", "--index_mapping_dir"),
     Flag("dataset_name", "--dataset_name"),

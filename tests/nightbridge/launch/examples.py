@@ -170,6 +170,8 @@ num_gpus = 8
 container_image = "nvcr.io#nvidia/nemo:26.04.01"
 model_family_name = "llama"
 model_recipe_name = "llama3_8b_pretrain_config"
+# With no later key of CloudAI's order: the overrides are no further paths.
+dataset_paths = ["/data/a", "/data/b"]
 """
 
 

@@ -1,5 +1,6 @@
 """The launch plan: the argv, and everything that is refused before a launcher starts."""
 
+import argparse
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -103,6 +104,20 @@ def test_the_argv_is_what_was_written_and_what_a_run_cannot_do_without(plan: Pla
     assert (made.nodes, made.tasks_per_node, made.time_limit_seconds, made.max_steps) == (2, 8, 1200, 50)
     assert made.cwd == bridge
     assert made.output_dir is None
+
+
+@pytest.mark.parametrize(
+    "data", [{"dataset_paths": ["/data/a", "/data/b"]}, {"data": "c4", "c4_root": "/c4", "c4_train_shards": [0, 1]}]
+)
+def test_no_override_is_taken_for_an_item_of_a_list(plan: Planner, data: dict[str, Any]) -> None:
+    made = plan(spec(data, version="v0.5.0", extra_cmd_args={"ddp.overlap_grad_reduce": "false"}))
+
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--c4_train_shards", nargs="+", type=int)
+    parser.add_argument("--dataset_paths", nargs="*")
+    taken, others = parser.parse_known_args(made.argv)
+    assert (taken.c4_train_shards, taken.dataset_paths) == (data.get("c4_train_shards"), data.get("dataset_paths"))
+    assert others[-5:] == [*TENSORBOARD, "ddp.overlap_grad_reduce=false"]
 
 
 def test_flags_follow_the_pinned_commit(plan: Planner) -> None:
