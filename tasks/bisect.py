@@ -34,7 +34,7 @@ from nightbridge.tasks.stage import never_reused, stage
 def plan_bisect(test_id: str, request: BisectRequest, site: Site) -> BisectPlan:
     """Find the change in the test's history and the commits that may have done it; the first such plan holds.
 
-    A request that names a bisect resumes it.
+    A request that names a bisect resumes it. How many runs it may take, and how sure it has to be, are the request's.
     """
     plan = keep_plan(store_of(site), find_plan(test_id, request, site))
     get_run_logger().info("bisect %s: %d commits; the same id resumes it", plan.bisect_id, len(plan.all_commits))
@@ -45,7 +45,7 @@ def find_plan(test_id: str, request: BisectRequest, site: Site) -> BisectPlan:
     """What a request would search, or searches already. Nothing is written."""
     store = store_of(site)
     if request.bisect_id:
-        return load_plan(store, request.bisect_id)
+        return load_plan(store, request.bisect_id).model_copy(update={"policy": request.policy})
     every = find_rows(store, test_id, site.cluster.name, request)
     rows = [row for row in every if row.series == nights_of(every)[-1].own.series]
     verdicts = partial(verdict_of, store)

@@ -128,7 +128,7 @@ DEFAULT_REQUEST = BisectRequest()
 
 
 class BisectPlan(Question, SearchedRange, StoredModel):
-    """What is searched: the first range's fields are its own. Nothing in it changes once the first run was started.
+    """What is searched: the first range's fields are its own. Only its policy changes once the first run was started.
 
     The places of several ranges follow each other: a later range's commits run on the bad end of the ones before it.
     """
@@ -235,9 +235,9 @@ def make_plan(
 
 
 def keep_plan(store: ObjectStore, plan: BisectPlan) -> BisectPlan:
-    """Keep a plan, and return the one that holds: the first that was kept under this id."""
+    """Keep a plan, and return the one that holds: the first that was kept under this id, by this one's policy."""
     store.put_if_absent(_key(plan.bisect_id), plan.model_dump_json(indent=2).encode() + b"\n")
-    return load_plan(store, plan.bisect_id)
+    return load_plan(store, plan.bisect_id).model_copy(update={"policy": plan.policy})
 
 
 def load_plan(store: ObjectStore, bisect_id: str) -> BisectPlan:

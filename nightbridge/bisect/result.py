@@ -91,7 +91,8 @@ def stored_points(store: ObjectStore, plan: BisectPlan, base: RunRecord) -> tupl
         return ()
     points = []
     for place in plan.places:
-        for number in range(1, plan.policy.most_runs + 1):
+        # Of a place more than the policy allows, where an earlier request's allowed more.
+        for number in range(1, max(plan.policy.most_runs, len(stored)) + 1):
             key = stored.get(point_run(plan, base, place, number).run_key)
             verdict = read_stored(store, key, Verdict, what="not a verdict", advice=_ADVICE) if key else None
             if verdict is not None:

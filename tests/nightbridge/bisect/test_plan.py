@@ -8,7 +8,7 @@ import pytest
 
 from nightbridge.bisect.plan import BisectPlan, BisectRequest, keep_plan, load_plan, make_plan, point_run
 from nightbridge.bisect.result import Point, evaluate, next_points, point_of, price_of, result_lines, stored_points
-from nightbridge.bisect.search import Failure, Levels
+from nightbridge.bisect.search import BisectPolicy, Failure, Levels
 from nightbridge.bisect.shift import failure_of, requested_shift
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import Decision
@@ -388,6 +388,13 @@ def test_the_first_plan_of_an_id_holds(plan: BisectPlan, store: DirectoryStore) 
     assert keep_plan(store, changed) == plan == load_plan(store, plan.bisect_id)
 
 
+def test_what_a_search_may_cost_is_what_was_requested_last(plan: BisectPlan, store: DirectoryStore) -> None:
+    keep_plan(store, plan.model_copy(update={"policy": BisectPolicy(most_runs=1)}))
+    generous = BisectPolicy(confidence=0.6, most_runs=20)
+
+    assert keep_plan(store, plan.model_copy(update={"policy": generous})).policy == generous
+
+
 # --- what its runs say -----------------------------------------------------------------------------------------------
 
 
@@ -414,6 +421,21 @@ def test_finished_points_are_found_again_in_the_store(
 
     assert (point.place, point.number) == (3, 2)
     assert point.value == pytest.approx(1.03)
+
+
+def test_fewer_runs_than_there_are_leave_none_of_them_out(
+    plan: BisectPlan, store: DirectoryStore, make_record: Callable[..., RunRecord]
+) -> None:
+    base = make_record(commit=BAD)
+    for number in (1, 2, 3):
+        run = point_run(plan, base, 3, number)
+        folder = f"runs/{run.test_slug}/{run.night}/{run.run_key}"
+        verdict = verdict_on(run.run_key, VerdictStatus.FAILED, f"{folder}/a1")
+        store.put(f"{folder}/verdict.json", verdict.model_dump_json().encode())
+
+    few = plan.model_copy(update={"policy": BisectPolicy(most_runs=1)})
+
+    assert [point.number for point in stored_points(store, few, base)] == [1, 2, 3]
 
 
 def test_a_damaged_verdict_of_a_point_names_its_object_and_what_to_do(
