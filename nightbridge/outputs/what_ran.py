@@ -24,7 +24,6 @@ Scalar = float | str
 BATCH_SIZE_TAG = "batch-size"
 WORLD_SIZE_TAG = "world-size"
 _RATE_TAG = "learning-rate"
-_SAMPLES_TAG = "lm loss vs samples"
 
 
 def dumped(container: ConfigContainer) -> dict[str, float | str]:
@@ -97,7 +96,6 @@ def model_flops(container: ConfigContainer) -> float | None:
 def what_ran(curves: Curves, planned: Mapping[str, Scalar]) -> dict[str, dict[str, float | str]]:
     """What really ran, by quantity and source (`Summary.ran`): the run's own dump, its log, and TensorBoard."""
     steps = list(latest_steps(curves.log.steps).values())
-    samples = curves.table.loc[curves.table["tag"] == _SAMPLES_TAG, "step"].max() if _is_whole(curves) else None
     reported: dict[str, dict[str, float | None]] = {
         "the log": {
             "iterations": steps[-1].total if steps else None,
@@ -108,7 +106,6 @@ def what_ran(curves: Curves, planned: Mapping[str, Scalar]) -> dict[str, dict[st
         "TensorBoard": {
             "world size": _last(curves, WORLD_SIZE_TAG),
             "global batch size": _last(curves, BATCH_SIZE_TAG),
-            "consumed samples": None if samples is None or samples != samples else float(samples),
             **(_rates(_values(curves, _RATE_TAG)) if _is_whole(curves) else {}),
         },
     }
@@ -120,7 +117,8 @@ def what_ran(curves: Curves, planned: Mapping[str, Scalar]) -> dict[str, dict[st
     batches = ({step.global_batch_size for step in steps} | set(_values(curves, BATCH_SIZE_TAG))) - {None}
     batch = next(iter(batches), None)
     if "consumed samples" in ran and len(batches) == 1 and batch and not curves.start:
-        ran["consumed samples"]["iterations and batch"] = curves.steps_done * batch
+        # At the log's last line, which need not be the last iteration's: two ranks' texts may have torn that one.
+        ran["consumed samples"]["iterations and batch"] = steps[-1].iteration * batch
     return ran
 
 

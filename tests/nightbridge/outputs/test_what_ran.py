@@ -1,4 +1,4 @@
-"""What really ran: CloudAI's training_report.json."""
+"""What really ran: by who says it, and CloudAI's training_report.json."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from nightbridge.outputs.experiment import read_run
 from nightbridge.outputs.measurements import measure
 from nightbridge.outputs.what_ran import training_report
 from tests.builders import make_test
-from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder
+from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder, StepLine
 
 TRANSFORMER = {"tensor_model_parallel_size": 2, "num_layers": 32, "sequence_parallel": True}
 CONTAINER = ConfigContainer(
@@ -51,3 +51,15 @@ def test_it_has_the_configuration_every_whole_step_and_statistics_without_warm_u
     expected = {"tensor_parallel_size": 2, "num_layers": 32, "sequence_parallel": True, "seq_length": 4096}
     computed = {"world_size": 16, "num_nodes": 2, "data_parallel_size": 8, "model_name": "llama3_8b"}
     assert report["config"].items() >= (expected | computed | {"global_batch_size": 128}).items()
+
+
+def test_the_samples_of_the_logs_last_line_are_held_to_its_iteration(
+    run_folder: RunFolder, step_line: type[StepLine]
+) -> None:
+    """The last line was torn by another rank's text; TensorBoard has all iterations."""
+    run_folder.curves(range(1, 51))
+    run_folder.log("\n".join(step_line(step).step for step in range(1, 50)))
+
+    samples = measure(read_run(run_folder.job, None), GatePolicy(), 50)[0].ran["consumed samples"]
+
+    assert samples == {"the log": 49 * 128, "iterations and batch": 49 * 128}
