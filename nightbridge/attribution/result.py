@@ -133,7 +133,7 @@ def next_designs(
         return (), "runs" if full else ""
     if plan.budget is not None:
         left = plan.budget - sum(run.gpu_seconds for run in runs) / 3600
-        designs = designs[: int(left / usual_cost)] if usual_cost > 0 else designs
+        designs = designs[: max(int(left / usual_cost), 0)] if usual_cost > 0 else designs
     return designs, "" if designs else "budget"
 
 

@@ -154,6 +154,14 @@ def test_it_ends_at_its_budget_and_says_so() -> None:
     assert "undecided after the budget of 25 GPU-hours" in sentence(evaluate(plan, runs, stopped=stopped))
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 8])
+def test_an_overspent_budget_starts_nothing_more(at_once: int) -> None:
+    plan = ATTRIBUTION_PLAN.model_copy(update={"budget": 10.0})
+    hung = [run.model_copy(update={"gpu_seconds": 30 * 3600.0}) for run in exchange_runs([1], plan)[:1]]
+
+    assert next_designs(plan, hung, at_once, 8.0) == ((), "budget")
+
+
 def test_it_ends_at_its_number_of_runs_and_says_so() -> None:
     plan = ATTRIBUTION_PLAN.model_copy(update={"policy": BisectPolicy(most_runs=3)})
     runs = exchange_runs([1], plan)
