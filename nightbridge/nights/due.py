@@ -16,8 +16,8 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from nightbridge.errors import DamagedData
-from nightbridge.models import Model, slug
-from nightbridge.nights.records import Night, read_end, read_start
+from nightbridge.models import Model
+from nightbridge.nights.records import Night, read_night
 from nightbridge.store.protocol import ObjectStore
 
 
@@ -39,7 +39,7 @@ class Cause(enum.StrEnum):
 EARLY = timedelta(minutes=5)
 """Who asks so shortly before the hour means this morning: clocks of schedulers and hosts are not the same."""
 
-_BEGUN = re.compile(r"nights/([^/]+)/([^/]+)/begun\.json")
+_BEGUN = re.compile(r"(nights/[^/]+/[^/]+)/begun\.json")
 
 
 class Expected(Model):
@@ -105,16 +105,16 @@ def recent_nights(store: ObjectStore, since: datetime) -> tuple[list[Night], lis
         PermanentError: The store cannot be read.
     """
     found = [
-        (match[1], match[2])
+        match[1]
         for item in store.list("nights/")
         if (match := _BEGUN.fullmatch(item.key)) and (item.modified is None or item.modified >= since)
     ]
     nights: list[Night] = []
     damaged: list[str] = []
-    for night, scenario in found:
+    for folder in found:
         try:
-            if start := read_start(store, night, scenario):
-                nights.append(Night(start=start, end=read_end(store, night, scenario)))
+            if night := read_night(store, folder):
+                nights.append(night)
         except DamagedData as error:
             damaged.append(str(error))
     return nights, damaged
@@ -138,7 +138,7 @@ def due_nights(
         for scenario in sorted(scenarios)
         for due in _due_of(
             scenario,
-            [night for night in nights if slug(night.start.scenario) == slug(scenario)],
+            [night for night in nights if night.start.scenario == scenario],
             morning,
             days,
             expected[scenario] if expected else None,

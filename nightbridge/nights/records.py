@@ -10,11 +10,13 @@ The plan lies where the flow run can find it without reading the scenario or the
 edited, broken or removed while the night went on.
 """
 
+import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -92,7 +94,7 @@ LATE = timedelta(minutes=30)
 
 _M = TypeVar("_M", bound=StoredModel)
 
-_RECORD = re.compile(r"nights/([^/]+)/([^/]+)/(begun|ended)\.json")
+_RECORD = re.compile(r"(nights/([^/]+)/[^/]+)/(begun|ended)\.json")
 
 
 class NightTest(Model):
@@ -212,7 +214,7 @@ def record_start(store: ObjectStore, start: NightStart) -> None:
     earlier = read_start(store, start.night, start.scenario) if start.slot is None else None
     if earlier is not None:
         start = start.model_copy(update={"slot": earlier.slot})
-    store.put(f"{_folder(start.night, start.scenario)}/begun.json", start.model_dump_json(indent=2).encode())
+    store.put(f"{_folder(store, start.night, start.scenario)}/begun.json", start.model_dump_json(indent=2).encode())
 
 
 def record_end(store: ObjectStore, report: NightReport, *, cancelled: bool = False) -> NightEnd:
@@ -234,7 +236,7 @@ def record_end(store: ObjectStore, report: NightReport, *, cancelled: bool = Fal
         report=report.report,
         cancelled=cancelled,
     )
-    store.put(f"{_folder(end.night, end.scenario)}/ended.json", end.model_dump_json(indent=2).encode())
+    store.put(f"{_folder(store, end.night, end.scenario)}/ended.json", end.model_dump_json(indent=2).encode())
     return end
 
 
@@ -248,12 +250,27 @@ def was_reported(earlier: NightEnd | None, verdicts: Iterable[Verdict]) -> bool:
 
 def read_start(store: ObjectStore, night: str, scenario: str) -> NightStart | None:
     """The beginning of a night; None when it has not begun."""
-    return _read(store, f"{_folder(night, scenario)}/begun.json", NightStart)
+    found = _read(store, f"{_folder(store, night, scenario)}/begun.json", NightStart)
+    return found if found and found.scenario == scenario else None
 
 
 def read_end(store: ObjectStore, night: str, scenario: str) -> NightEnd | None:
     """The end of a night; None while it has none."""
-    return _read(store, f"{_folder(night, scenario)}/ended.json", NightEnd)
+    found = _end_in(store, _folder(store, night, scenario))
+    return found if found and found.scenario == scenario else None
+
+
+def read_night(store: ObjectStore, folder: str) -> Night | None:
+    """The night whose records are in a folder of the store; None where it has not begun.
+
+    Raises:
+        DamagedData: A record cannot be read.
+    """
+    start, end = _read(store, f"{folder}/begun.json", NightStart), _end_in(store, folder)
+    if start is None:
+        return None
+    # In 0.1 two scenarios of one slug wrote to the same folder.
+    return Night(start=start, end=end if end and end.scenario == start.scenario else None)
 
 
 def find_nights(store: ObjectStore, *, limit: int | None = None, night: str | None = None) -> list[Night]:
@@ -269,14 +286,14 @@ def find_nights(store: ObjectStore, *, limit: int | None = None, night: str | No
     """
     folders = _folders(store, f"nights/{night}/" if night else "nights/")
     chosen = list(dict.fromkeys(found for found, _ in folders))[:limit]
-    return list(_read_nights(store, [key for key in folders if key[0] in chosen]))
+    return list(_read_nights(store, [(found, folder) for found, folder in folders if found in chosen]))
 
 
 def last_ends(store: ObjectStore, limit: int) -> list[NightEnd]:
     """The ends of the last `limit` night ids that have one, the newest first. Raises as `find_nights` does."""
     folders = _folders(store, "nights/")
-    chosen = list(dict.fromkeys(night for night, _scenario in folders))[:limit]
-    ends = in_parallel(lambda key: read_end(store, *key), [key for key in folders if key[0] in chosen])
+    chosen = list(dict.fromkeys(night for night, _ in folders))[:limit]
+    ends = in_parallel(partial(_end_in, store), [folder for night, folder in folders if night in chosen])
     return [end for end in ends if end]
 
 
@@ -395,13 +412,13 @@ def confirmation_cost(store: ObjectStore, month: str) -> float:
     Raises:
         DamagedData: A record cannot be read.
     """
-    folders = (folder for folder in _folders(store, "nights/") if folder[0].startswith(month))
-    ends = (read_end(store, night, scenario) for night, scenario in folders)
+    folders = (folder for night, folder in _folders(store, "nights/") if night.startswith(month))
+    ends = (_end_in(store, folder) for folder in folders)
     return sum(verdict.confirmation_gpu_hours for end in ends if end for verdict in end.verdicts)
 
 
 def _folders(store: ObjectStore, prefix: str) -> list[tuple[str, str]]:
-    """Night and scenario of every record, the newest night first.
+    """Night and folder of every record, the newest night first.
 
     A night that is named by a word instead of a date, as one by hand may be, counts from when its records were written:
     by its name it would be the newest for ever.
@@ -410,8 +427,8 @@ def _folders(store: ObjectStore, prefix: str) -> list[tuple[str, str]]:
     when: dict[str, str] = {}
     for item in store.list(prefix):
         if match := _RECORD.fullmatch(item.key):
-            night = match[1]
-            found.add((night, match[2]))
+            night = match[2]
+            found.add((night, match[1]))
             by_name = item.modified is None or _DATED.match(night)
             written = night if by_name else f"{item.modified:%Y-%m-%d-%H%M%S}"
             when[night] = max(when.get(night, written), written)
@@ -419,17 +436,32 @@ def _folders(store: ObjectStore, prefix: str) -> list[tuple[str, str]]:
 
 
 def _read_nights(store: ObjectStore, folders: Sequence[tuple[str, str]]) -> Iterator[Night]:
-    for key in folders:
-        if start := read_start(store, *key):
-            yield Night(start=start, end=read_end(store, *key))
+    for _, folder in folders:
+        if night := read_night(store, folder):
+            yield night
 
 
 def _read(store: ObjectStore, key: str, kind: type[_M]) -> _M | None:
     return read_stored(store, key, kind, what="not the record of a night", advice="Remove it")
 
 
-def _folder(night: str, scenario: str) -> str:
-    return f"nights/{night}/{slug(scenario)}"
+def _end_in(store: ObjectStore, folder: str) -> NightEnd | None:
+    return _read(store, f"{folder}/ended.json", NightEnd)
+
+
+def _folder(store: ObjectStore, night: str, scenario: str) -> str:
+    """Where the records of a night are: the scenario's name, with a hash where the slug of it is another.
+
+    In 0.1 scenarios whose slugs agree shared one place. A night that was recorded there stays there.
+    """
+    short = slug(scenario)
+    shared = f"nights/{night}/{short}"
+    if short == scenario:
+        return shared
+    known = _read(store, f"{shared}/begun.json", NightStart) or _end_in(store, shared)
+    if known and known.scenario == scenario:
+        return shared
+    return f"{shared}-{hashlib.sha256(scenario.encode()).hexdigest()[:10]}"
 
 
 def _in_short(verdict: Verdict) -> NightVerdict:

@@ -146,10 +146,11 @@ class TestDue:
 
         assert missing.slot == datetime(2027, 3, 28, 4, tzinfo=BERLIN)
 
-    def test_scenarios_do_not_stand_in_for_each_other(self) -> None:
-        nights = [night(at(21, 1)), night(at(21, 2), scenario="sweep"), night(at(22, 1))]
+    @pytest.mark.parametrize("other", ["sweep", "Practice"])
+    def test_scenarios_do_not_stand_in_for_each_other(self, other: str) -> None:
+        nights = [night(at(21, 1)), night(at(21, 2), scenario=other), night(at(22, 1))]
 
-        assert [(one.scenario, one.night is None) for one in due(*nights)] == [("practice", False), ("sweep", True)]
+        assert {one.scenario: one.night is None for one in due(*nights)} == {"practice": False, other: True}
 
 
 class TestNightsByHand:
@@ -246,6 +247,14 @@ class TestRecentNights:
 
         assert [one.start.night for one in found] == ["2026-11-21-0100"]
         assert (none, damaged) == ([], [])
+
+    def test_of_earlier_versions_are_among_them(self, store: ObjectStore) -> None:
+        recorded = night(at(21, 1), scenario="Nightly, H100").start
+        store.put(f"nights/{recorded.night}/nightly-h100/begun.json", recorded.model_dump_json().encode())
+
+        found, _ = recent_nights(store, datetime.now(UTC) - timedelta(days=8))
+
+        assert [one.start.scenario for one in found] == ["Nightly, H100"]
 
     def test_a_damaged_record_is_told_and_the_others_are_read(self, store: ObjectStore) -> None:
         record_start(store, night(at(21, 1)).start)

@@ -16,15 +16,19 @@ from nightbridge.models import (
     utc_now,
 )
 from nightbridge.nights.records import (
+    Night,
+    NightEnd,
     NightPlan,
     NightStart,
     NightTest,
     find_nights,
     find_run,
     find_test,
+    last_ends,
     plan_path,
     read_end,
     read_plan,
+    read_start,
     record_end,
     record_start,
     was_reported,
@@ -85,6 +89,69 @@ def test_scenarios_of_one_night_are_kept_apart(store: ObjectStore) -> None:
     record_start(store, start_of("2026-11-21", "small"))
 
     assert {night.start.scenario for night in find_nights(store, night="2026-11-21")} == {"large", "small"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            "Nightly regression of Megatron-Bridge on Hopper, bf16",
+            "Nightly regression of Megatron-Bridge on Hopper, fp8",
+        ),
+        ("a b", "a-b"),
+        ("Nightly", "nightly"),
+    ],
+)
+def test_scenarios_of_much_the_same_name_are_kept_apart(store: ObjectStore, one: str, other: str) -> None:
+    for scenario in (one, other):
+        record_start(store, start_of("2026-11-21", scenario))
+        record_end(store, report_of(VerdictStatus.PASSED).model_copy(update={"scenario": scenario}))
+
+    found = find_nights(store)
+
+    assert sorted(night.start.scenario for night in found) == sorted((one, other))
+    assert all(night.end and night.end.scenario == night.start.scenario for night in found)
+    assert [end.scenario for end in last_ends(store, 1)] == [night.start.scenario for night in found]
+
+
+class TestANightThatWasRecordedBelowTheSlug:
+    """As 0.1 did for any scenario."""
+
+    NAME = "Nightly, H100"
+
+    @pytest.fixture
+    def recorded(self, store: ObjectStore) -> NightStart:
+        start = start_of("2026-11-20", self.NAME)
+        store.put("nights/2026-11-20/nightly-h100/begun.json", start.model_dump_json().encode())
+        return start
+
+    def end(self, store: ObjectStore, scenario: str) -> NightEnd:
+        report = report_of(VerdictStatus.PASSED, night="2026-11-20")
+        return record_end(store, report.model_copy(update={"scenario": scenario}))
+
+    def test_is_found_and_goes_on_there(self, store: ObjectStore, recorded: NightStart) -> None:
+        assert read_start(store, recorded.night, self.NAME) == recorded
+
+        record_start(store, recorded)
+        end = self.end(store, self.NAME)
+
+        assert find_nights(store) == [Night(start=recorded, end=end)]
+        assert read_end(store, recorded.night, self.NAME) == end
+
+    def test_is_not_that_of_another_scenario(self, store: ObjectStore, recorded: NightStart) -> None:
+        other = start_of(recorded.night, "nightly (h100)")
+
+        assert read_start(store, recorded.night, "nightly-h100") is None
+        assert read_start(store, other.night, other.scenario) is None
+
+        record_start(store, other)
+        assert {night.start.scenario for night in find_nights(store)} == {self.NAME, other.scenario}
+
+    def test_has_not_the_end_of_another_scenario(self, store: ObjectStore, recorded: NightStart) -> None:
+        foreign = report_of(VerdictStatus.PASSED, night=recorded.night).model_copy(update={"scenario": "nightly-h100"})
+        record_end(store, foreign)
+
+        assert find_nights(store) == [Night(start=recorded)]
 
 
 def test_a_night_says_that_it_began_late_only_when_it_did() -> None:
