@@ -28,8 +28,11 @@ LEFTOVER_AGE = timedelta(days=7)
 """Time without a write after which objects without a manifest belong to a harvest or a removal that died."""
 
 _RUN = re.compile(r"runs/([^/]+)/([^/]+)/([^/]+)/")
-_SEARCH = re.compile(r"-(?:try|bisect|attribute)-[0-9a-f]{8}$")
-"""How the name ends that the runs of a trial, a bisect or an attribution have in place of a night."""
+_SEARCH = re.compile(r"-(?:try|bisect|attribute)-[0-9a-f]{8}(?:-\d+)?$")
+"""How the name ends that the runs of a trial, a bisect or an attribution have in place of a night.
+
+The search inside a factor of an attribution has the factor's number behind it.
+"""
 _ATTEMPT_MANIFEST = re.compile(rf"a\d+/{re.escape(MANIFEST)}")
 
 

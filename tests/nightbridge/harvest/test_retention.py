@@ -66,18 +66,23 @@ def test_nights_are_counted_per_test_and_all_runs_of_a_night_stay_together() -> 
     assert gone(sweep + other, RetentionPolicy(nights=2)) == {f"p{point}-n2" for point in range(5)}
 
 
-@pytest.mark.parametrize("search", ["try", "bisect", "attribute"])
+# The last is the search among the commits of an attribution's factor 0.
+SEARCHES = ["-try-{}", "-bisect-{}", "-attribute-{}", "-attribute-{}-0"]
+
+
+@pytest.mark.parametrize("search", SEARCHES)
 def test_trials_and_searches_are_no_nights_and_go_with_those_of_their_time(search: str) -> None:
     nights = [stored(f"n{night}", 2 + night) for night in range(4)]
-    recent = [stored(f"recent{one}", 2.5, search=f"-{search}-0000000{one}") for one in range(5)]
-    old = [stored(f"old{one}", 4.5, search=f"-{search}-0000001{one}") for one in range(5)]
+    recent = [stored(f"recent{one}", 2.5, search=search.format(f"0000000{one}")) for one in range(5)]
+    old = [stored(f"old{one}", 4.5, search=search.format(f"0000001{one}")) for one in range(5)]
     assert gone(nights + recent + old, RetentionPolicy(nights=2)) == {"n2", "n3", *(run.run_key for run in old)}
 
 
-def test_a_good_run_of_a_trial_takes_no_place_among_those_that_the_next_night_is_compared_with() -> None:
+@pytest.mark.parametrize("search", SEARCHES)
+def test_a_good_run_of_a_search_takes_no_place_among_those_that_the_next_night_is_compared_with(search: str) -> None:
     nights = [stored(f"n{age}", age, status=VerdictStatus.PASSED) for age in range(100, 107)]
-    trials = [stored(f"t{one}", 90, search=f"-try-0000000{one}", status=VerdictStatus.PASSED) for one in range(7)]
-    assert gone(nights + trials, RetentionPolicy(days=30)) == {run.run_key for run in trials}
+    found = [stored(f"s{one}", 90, search=search.format("01234567"), status=VerdictStatus.PASSED) for one in range(7)]
+    assert gone(nights + found, RetentionPolicy(days=30)) == {run.run_key for run in found}
 
 
 def test_the_oldest_go_until_the_others_fit() -> None:
