@@ -81,12 +81,13 @@ def attribute(test_id: str, request: AttributionRequest, site: Site) -> Attribut
     Raises:
         InvalidInput: The test has no history, nothing became worse, or nothing changed.
     """
-    plan = plan_attribution(test_id, request, site)
+    # What it may cost is checked each time: a larger budget resumes it.
+    plan = plan_attribution(test_id, request, site).model_copy(
+        update={"policy": request.policy, "budget": request.budget}
+    )
     if found := earlier_result(plan, site):
         get_run_logger().info("answered before: %s", sentence(found))
         return found
-    # What it may cost is checked each time: a larger budget resumes it.
-    plan = plan.model_copy(update={"policy": request.policy, "budget": request.budget})
     note_search(plan.attribution_id, site)
     with shared_night():
         return _find(plan, bad_run(plan, site), exchanged_site(site, plan.factors), request.at_once)

@@ -57,12 +57,12 @@ def find_plan(test_id: str, request: AttributionRequest, site: Site) -> Attribut
     store = store_of(site)
     rows = find_rows(store, test_id, site.cluster.name, request)
     shift = find_change(rows, partial(verdict_of, store), request, decisions_of(store, rows))
-    return same_change(store, shift) or make_plan(rows, shift, partial(load_record, store), request)
+    return same_change(store, shift, request) or make_plan(rows, shift, partial(load_record, store), request)
 
 
 def cost_of(test_id: str, request: AttributionRequest, site: Site) -> str:
     """What an attribution exchanges and will about cost, what is stored already taken off; said before it begins."""
-    plan = find_plan(test_id, request, site)
+    plan = find_plan(test_id, request, site).model_copy(update={"policy": request.policy})
     if earlier_result(plan, site):
         return "answered before, nothing is run"
     record = load_record(store_of(site), plan.bad)
@@ -75,9 +75,11 @@ def cost_of(test_id: str, request: AttributionRequest, site: Site) -> str:
 
 
 def earlier_result(plan: AttributionPlan, site: Site) -> AttributionResult | None:
-    """What was found about the same change; None where that was not decided."""
+    """What was found about the same change; None where that was not decided, or not as surely as the plan wants it."""
     found = load_result(store_of(site), plan)
-    return found if found and found.cause.kind != "undecided" and not found.stopped else None
+    if found is None or found.cause.kind == "undecided" or found.stopped:
+        return None
+    return found if found.plan.policy.confidence >= plan.policy.confidence else None
 
 
 @stage("attribution-base", key=never_reused)

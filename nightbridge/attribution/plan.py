@@ -131,7 +131,7 @@ def find_change(
     `decisions`: users' decisions about the latest series.
 
     Raises:
-        InvalidInput: Nothing did, or one of two nights is missing.
+        InvalidInput: Nothing did, or one of two nights is missing, or the good one is not before the bad one.
     """
     nights = [night.own for night in nights_of(rows)]
     if request.good or request.bad:
@@ -139,6 +139,8 @@ def find_change(
         if missing := [night or "none" for night in (request.good, request.bad) if night not in indices]:
             raise InvalidInput("no such night in the history", subject=missing[0], advice="Name a good and a bad night")
         good, bad = (indices[night] for night in (request.good or "", request.bad or ""))
+        if good >= bad:
+            raise InvalidInput(f"it is not before {request.bad}", subject=str(request.good), advice="Swap the nights")
         return moved_shift(rows, nights, good, nights[bad], request.metric)
     own = [row for row in rows if row.series == nights[-1].series]
     try:
@@ -199,9 +201,16 @@ def plans_of(store: ObjectStore, cluster: str, series: str) -> Iterator[Attribut
             yield plan
 
 
-def same_change(store: ObjectStore, shift: Shift) -> AttributionPlan | None:
-    """The attribution that was begun for this change: one between nights that overlap with the change's own."""
+def same_change(
+    store: ObjectStore, shift: Shift, request: AttributionRequest = DEFAULT_REQUEST
+) -> AttributionPlan | None:
+    """The attribution that was begun for this change: one between nights that overlap with the change's own.
+
+    Where the request names both nights it is one between these.
+    """
     for plan in plans_of(store, shift.bad.cluster, shift.bad.series):
+        if request.good and (request.good, request.bad) != (plan.good_night, plan.bad_night):
+            continue
         if plan.metric == shift.metric and plan.good_night < shift.bad.night and shift.good.night < plan.bad_night:
             return plan
     return None

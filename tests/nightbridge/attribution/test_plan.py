@@ -112,6 +112,12 @@ def test_one_night_alone_and_a_night_that_was_not_are_refused(good: str, bad: st
         plan_of(ROWS, AttributionRequest(good=good, bad=bad))
 
 
+@pytest.mark.parametrize("good", [night(3), night(4)])
+def test_the_good_night_is_before_the_bad_one(good: str) -> None:
+    with pytest.raises(InvalidInput, match=f"{good}: it is not before {night(3)}"):
+        plan_of(ROWS, AttributionRequest(good=good, bad=night(3)))
+
+
 def test_a_new_configuration_starts_a_new_series_and_is_compared_with_the_one_before(store: DirectoryStore) -> None:
     for number in range(5):
         series = f"llama3-8b-{'1' if number >= 3 else '0'}123456789ab"
@@ -213,6 +219,17 @@ def test_a_later_night_asks_about_the_same_change(store: DirectoryStore) -> None
     assert same_change(store, later) == first
     assert same_change(store, later._replace(metric="peak_memory")) is None
     assert same_change(store, next_one) is None
+
+
+def test_nights_that_are_named_are_not_answered_with_other_ones(store: DirectoryStore) -> None:
+    wide = AttributionRequest(good=night(1), bad=night(4))
+    first = keep_plan(store, plan_of(ROWS, wide))
+    narrow = AttributionRequest(good=night(2), bad=night(4))
+    change = find_change(ROWS, lambda _row: None, narrow)
+
+    assert same_change(store, change, narrow) is None
+    assert same_change(store, find_change(ROWS, lambda _row: None, wide), wide) == first
+    assert same_change(store, change) == first
 
 
 def test_a_design_is_written_down_before_its_run_and_keeps_its_number(store: DirectoryStore) -> None:
