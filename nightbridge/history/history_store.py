@@ -37,11 +37,13 @@ from pydantic import ValidationError
 
 from nightbridge.errors import DamagedData, TransientError
 from nightbridge.history.rows import HistoryRow, columns, table_of
-from nightbridge.models import utc_now
+from nightbridge.models import has_date, night_order, utc_now
 from nightbridge.store.protocol import ObjectInfo, ObjectStore
 from nightbridge.store.transfers import in_parallel
 
 ROWS_TOGETHER = 128
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 NEWEST_GROUPS = 2
 """Groups that are looked at first where the newest rows may be all that is wanted."""
@@ -64,6 +66,11 @@ class RowKey(NamedTuple):
     repeat: int
     verdict: str | None
     outcome: str | None
+
+    @property
+    def order(self) -> str:
+        """What the rows of several nights sort by."""
+        return night_order(self.night, _EPOCH + timedelta(microseconds=self.harvested_at))
 
     @property
     def precedence(self) -> tuple[int, str]:
@@ -184,8 +191,8 @@ _AnyRow = TypeVar("_AnyRow", _Row, tuple[RowKey, str])
 class SeriesObjects(NamedTuple):
     """What a series has: the rows that count, by night and harvest, and the objects that they were found in.
 
-    `cut`: the night at which the rows were cut off, of which some may be missing, as all earlier ones; empty where all
-    rows are there.
+    `cut`: the night's `order` at which the rows were cut off, of which some may be missing, as all earlier ones; empty
+    where all rows are there.
     """
 
     rows: tuple[_Row, ...]
@@ -200,12 +207,13 @@ class SeriesObjects(NamedTuple):
         return [row.key for row in self.rows]
 
     def history_rows(self, since: str = "") -> tuple[HistoryRow, ...]:
-        """The rows of the nights from `since` on; only those are decoded.
+        """The rows from a night on, or from its `order`; only those are decoded.
 
         Raises:
             DamagedData: A row cannot be read. Leaving it out would move the baseline unseen.
         """
-        wanted = [row for row in self.rows if row.key.night >= since]
+        first_order = min((key.order for key in self.keys if key.night == since and not has_date(since)), default=since)
+        wanted = [row for row in self.rows if row.key.order >= first_order]
         indexes = [row.position for row in wanted if row.row is None]
         first = min(indexes, default=0)
         texts = self.pack.texts(first) if self.pack and indexes else []
@@ -337,7 +345,8 @@ def write_generation(
             known = best.get(run_key)
             if known is None or (known[1] != text and key.precedence > known[0].precedence):
                 best[run_key] = (key, text)
-        if not best or _put_generation(store, folder, newest + 1, sorted(best.values())):
+        ordered = sorted(best.values(), key=lambda row: (row[0].order, row[0]))
+        if not best or _put_generation(store, folder, newest + 1, ordered):
             break
     replaced = {key for key in damaged if any(run_key in key for run_key in given)}
     _remove_merged(store, folder, newest + 1, [key for key in small if key not in damaged or key in replaced])
@@ -371,8 +380,8 @@ def _objects(store: ObjectStore, folder: str, data: Mapping[str, bytes], groups:
     packed_rows = [_Row(key, position, None) for position, key in enumerate(keys, first * ROWS_TOGETHER)]
     # The same version may be in both; that of the generation, which comes first, is then the one to keep.
     best = _best([*packed_rows, *(_small_row(store, key, data[key]) for key in small)])
-    rows = tuple(sorted(best.values(), key=lambda row: row.key))
-    cut = keys[0].night if first else ""
+    rows = tuple(sorted(best.values(), key=lambda row: (row.key.order, row.key)))
+    cut = keys[0].order if first else ""
     return SeriesObjects(rows, _number(newest) if newest else 0, pack, tuple(small), cut)
 
 
@@ -426,4 +435,4 @@ def _parsed(data: bytes | str, where: str) -> HistoryRow:
 
 
 def _microseconds(time: datetime) -> int:
-    return (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    return (time - _EPOCH) // timedelta(microseconds=1)

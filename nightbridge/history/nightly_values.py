@@ -68,7 +68,7 @@ def nights_of(rows: Iterable[HistoryRow]) -> tuple[Night, ...]:
     for row in sorted(rows, key=lambda row: (row.night, row.repeat, row.iteration, row.harvested_at)):
         by_night.setdefault(row.night, []).append(row)
     nights = []
-    for runs in by_night.values():
+    for runs in sorted(by_night.values(), key=lambda runs: runs[0].order):
         own = runs[0]
         if own.repeat == 0:
             same = (run for run in runs if pins_of(run) == pins_of(own) and _counts(run))
@@ -87,7 +87,8 @@ def rows_until(rows: Sequence[HistoryRow], night: str | None) -> tuple[HistoryRo
     if all(row.night != night for row in rows):
         last = ", ".join(dict.fromkeys(row.night for row in rows[-5:]))
         raise InvalidInput("no such night in the history", subject=night, advice=f"The last ones are {last or 'none'}")
-    return tuple(row for row in rows if row.night <= night)
+    last = max(row.order for row in rows if row.night == night)
+    return tuple(row for row in rows if row.order <= last)
 
 
 def changed_topology(before: HistoryRow, after: HistoryRow) -> tuple[str, ...]:
@@ -104,7 +105,7 @@ def changed_topology(before: HistoryRow, after: HistoryRow) -> tuple[str, ...]:
 def good_runs_before(night: str, history: Sequence[HistoryRow]) -> tuple[HistoryRow, ...]:
     """The runs that may make a baseline for a night, oldest first."""
     good = (row for row in history if row.night < night and is_good(row) and not row.resumed)
-    return tuple(sorted(good, key=lambda row: (row.night, row.harvested_at)))
+    return tuple(sorted(good, key=lambda row: (row.order, row.harvested_at)))
 
 
 def repeats_of(own: HistoryRow, history: Iterable[HistoryRow]) -> list[HistoryRow]:

@@ -32,7 +32,7 @@ from nightbridge.history.history_store import (
 )
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, row_of, table_of
 from nightbridge.launch.config_container import ConfigContainer, parse_container
-from nightbridge.models import GOOD_VERDICTS, RunRecord, RunSpec, StoredModel, Verdict, slug, utc_now
+from nightbridge.models import GOOD_VERDICTS, RunRecord, RunSpec, StoredModel, Verdict, has_date, slug, utc_now
 from nightbridge.models.series import former_series_id, series_id
 from nightbridge.store.protocol import ObjectStore, read_stored
 
@@ -100,11 +100,11 @@ def read_recent(store: ObjectStore, cluster: str, series: str, night: str) -> tu
 
     def enough(newest: SeriesObjects) -> bool:
         earlier = past(newest)
-        return any(map(is_good, earlier)) and earlier[first_that_counts(earlier)].night > newest.cut
+        return any(map(is_good, earlier)) and earlier[first_that_counts(earlier)].order > newest.cut
 
     found = read_objects(store, folder_of(cluster, series), enough)
     counted = past(found)
-    return found.history_rows(counted[first_that_counts(counted)].night if counted else "")
+    return found.history_rows(counted[first_that_counts(counted)].order if counted else "")
 
 
 def last_good_dump(store: ObjectStore, cluster: str, series: str, night: str) -> ConfigContainer | None:
@@ -126,11 +126,11 @@ def last_good_dump(store: ObjectStore, cluster: str, series: str, night: str) ->
 def find_series(store: ObjectStore, test_id: str, cluster: str | None = None) -> tuple[StoredSeries, ...]:
     """The series of a test, the one with the latest night first: of all clusters, or of one.
 
-    Keys are listed; of each of the test's series only the newest generation is read, and no small object. A test that
-    was reconfigured has one series per configuration.
+    Keys are listed; of each of the test's series only the newest generation is read, and small objects only where one
+    is of a night whose name has no date. A test that was reconfigured has one series per configuration.
 
     Raises:
-        DamagedData: A generation cannot be read.
+        DamagedData: One of these objects cannot be read.
     """
     ours = re.compile(rf"{ROOT}/([^/]+)/({re.escape(slug(test_id))}-[0-9a-f]{{12}})/(.+)")
     objects: dict[tuple[str, str], list[str]] = {}
@@ -141,24 +141,25 @@ def find_series(store: ObjectStore, test_id: str, cluster: str | None = None) ->
     for names, keys in objects.items():
         nights = _nights(store, folder_of(*names), keys)
         if nights:
-            known.append(StoredSeries(*names, rows=len(nights), last_night=max(nights.values())))
-    return tuple(sorted(known, key=lambda one: (one.last_night, one.rows, one), reverse=True))
+            order, last_night = max(nights.values())
+            known.append((order, len(nights), StoredSeries(*names, rows=len(nights), last_night=last_night)))
+    return tuple(series for _order, _rows, series in sorted(known, reverse=True))
 
 
 # <night>-<test slug>-<night>-<10 hex>, the stamp of the version after it.
 _SMALL = re.compile(r"(.+?)-([^/]+-\1-[0-9a-f]{10})(?:\.[0-9a-f]+)?\.json")
 
 
-def _nights(store: ObjectStore, folder: str, names: Sequence[str]) -> dict[str, str]:
-    """The night of each run key, from the names of a series' objects and the keys of its newest generation."""
-    nights = {match[2]: match[1] for name in names if (match := _SMALL.fullmatch(name))}
+def _nights(store: ObjectStore, folder: str, names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """The night of each run key, behind its order: from names of objects and the keys of the newest generation."""
+    nights = {match[2]: (match[1], match[1]) for name in names if (match := _SMALL.fullmatch(name))}
     newest = max((f"{folder}/{name}" for name in names if name.startswith(f"{COMPACTED}/")), default=None)
-    if newest:
-        data = store.get(newest)
-        if data is None:  # the next generation has just taken its place
-            return {key.run_key: key.night for key in read_objects(store, folder).keys}
-        nights |= {key.run_key: key.night for key in Pack(data, store.url_of(newest)).row_keys()}
-    return nights
+    data = store.get(newest) if newest else b""
+    # The next generation may just have taken its place. When a night without a date was, only its rows say.
+    if data is None or not all(has_date(night) for night, _order in nights.values()):
+        return {key.run_key: (key.order, key.night) for key in read_objects(store, folder).keys}
+    keys = Pack(data, store.url_of(newest)).row_keys() if newest else ()
+    return nights | {key.run_key: (key.order, key.night) for key in keys}
 
 
 _SERIES = re.compile(rf"{ROOT}/([^/]+)/([^/]+)/.+")

@@ -28,6 +28,7 @@ from nightbridge.models import (
     Summary,
     Verdict,
     VerdictStatus,
+    night_order,
 )
 from nightbridge.models.metrics import Metric
 from nightbridge.numbers import SMALLEST_SHOWN_CHANGE
@@ -96,6 +97,11 @@ class HistoryRow(StoredModel):
     store_url: str = ""
     prefix: str = Field("", description="Where the attempt's objects are, relative to the store.")
     harvested_at: AwareDatetime
+
+    @property
+    def order(self) -> str:
+        """What the rows of several nights sort by."""
+        return night_order(self.night, self.harvested_at)
 
     @property
     def pins(self) -> dict[str, Pin]:

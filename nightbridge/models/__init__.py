@@ -11,7 +11,9 @@ from nightbridge.models.base import (
     NightId,
     RunKey,
     StoredModel,
+    has_date,
     make_run_key,
+    night_order,
     slug,
     utc_now,
 )

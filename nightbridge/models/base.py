@@ -38,6 +38,8 @@ def utc_now() -> datetime:
 NightId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
 RunKey = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,99}$")]
 
+_DATED = re.compile(r"\d{4}-\d\d-\d\d")
+
 RUN_KEY_LIMIT = 100
 
 LAUNCHER_HOME = "nemorun"
@@ -48,6 +50,19 @@ batch script, also inside a path, so the folder must not be called that."""
 def slug(text: str, limit: int = 40) -> str:
     """Turn a test id into `[a-z0-9-]`, at most `limit` characters, never empty."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:limit].strip("-") or "test"
+
+
+def has_date(night: str) -> bool:
+    """Whether a night's name begins with its date; one by hand may be named by a word."""
+    return _DATED.match(night) is not None
+
+
+def night_order(night: str, written: datetime) -> str:
+    """What nights sort by: their name, or where that has no date, when they were written.
+
+    By its name a night that is named by a word would be the newest for ever.
+    """
+    return night if has_date(night) else f"{written.astimezone(UTC):%Y-%m-%d-%H%M%S}"
 
 
 def make_run_key(

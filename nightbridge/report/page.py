@@ -173,7 +173,7 @@ def _charted(run: ReportedRun) -> Section:
 
 def _rows_until_tonight(run: ReportedRun) -> list[HistoryRow]:
     return sorted(
-        (row for row in run.rows if row.night <= run.verdict.night), key=lambda row: (row.night, row.harvested_at)
+        (row for row in run.rows if row.night <= run.verdict.night), key=lambda row: (row.order, row.harvested_at)
     )
 
 

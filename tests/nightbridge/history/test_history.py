@@ -10,6 +10,7 @@ import pytest
 from nightbridge.errors import DamagedData
 from nightbridge.gate.verdict import compare
 from nightbridge.history.history_store import Pack, RowKey, compact, put_row, write_generation
+from nightbridge.history.nightly_values import nights_of, rows_until
 from nightbridge.history.reading import (
     DUMPED,
     LOOK_BACK,
@@ -207,6 +208,53 @@ class TestRecentRows:
 
         assert len(recent) == LOOK_BACK + 3
         assert compare(record, recent) == compare(record, rows)
+
+
+class TestNightsWithoutADate:
+    """A night by hand may be named by a word; it is as old as its runs, not the newest for ever."""
+
+    def row_of_word(self, make_row: Callable[..., HistoryRow], series: str, day: int) -> HistoryRow:
+        harvested = datetime(2026, 11, day, 12, tzinfo=UTC)
+        return make_row(night="2026-11-01").model_copy(
+            update={
+                "night": "try-1",
+                "run_key": "llama3-8b-try-1-0123456789",
+                "series": series,
+                "harvested_at": harvested,
+            }
+        )
+
+    @pytest.mark.parametrize("least", [100, 1])
+    def test_they_lie_where_their_runs_were_harvested(
+        self, store: DirectoryStore, make_row: Callable[..., HistoryRow], least: int
+    ) -> None:
+        rows = [make_row(night=f"2026-11-{day:02}") for day in (5, 6, 7)]
+        word = self.row_of_word(make_row, rows[0].series, 6)
+        for row in (word, *rows):
+            put_row(store, row)
+        compact(store, "dgx", word.series, least)
+
+        assert read_history(store, "dgx", word.series) == (rows[0], rows[1], word, rows[2])
+        assert read_history(store, "dgx", word.series, "try-1") == (word, rows[2])
+        assert read_history(store, "dgx", word.series, "2026-11-07") == (rows[2],)
+        assert read_recent(store, "dgx", word.series, "try-2") == (rows[0], rows[1], word, rows[2])
+        assert [night.own.night for night in nights_of((word, *rows))][2:] == ["try-1", "2026-11-07"]
+        assert rows_until((*rows[:2], word, rows[2]), "try-1") == (*rows[:2], word)
+
+    @pytest.mark.parametrize(("day", "last"), [(6, "2026-11-07"), (8, "try-1")])
+    @pytest.mark.parametrize("least", [100, 1])
+    def test_the_series_with_the_last_harvest_comes_first(
+        self, store: DirectoryStore, make_row: Callable[..., HistoryRow], least: int, day: int, last: str
+    ) -> None:
+        new = make_row(night="2026-11-07")
+        word = self.row_of_word(make_row, "llama3-8b-00000000beef", day)
+        for row in (word, new):
+            put_row(store, row)
+            compact(store, "dgx", row.series, least)
+
+        found = find_series(store, "llama3-8b")
+
+        assert (len(found), found[0].last_night) == (2, last)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"run_key": "x"}', b"\xff\xfe"])
