@@ -3,6 +3,7 @@
 import re
 import statistics
 from collections.abc import Sequence
+from datetime import date
 from typing import cast, get_args
 
 from nightbridge.errors import InvalidInput
@@ -38,6 +39,7 @@ START_IS_KNOWN_TO = 3
 NIGHTS_BEFORE = 7
 """Nights that the level before a change is taken from."""
 
+_DATED = re.compile(r"(\d{4}-\d\d-\d\d)(-[a-z0-9-]+)?")
 _SERIES = re.compile(r"[a-z0-9-]+-[0-9a-f]{12}")
 
 
@@ -57,6 +59,18 @@ def checked_metrics(names: Sequence[str]) -> tuple[MetricName, ...]:
         InvalidInput: There is no such metric.
     """
     return tuple(_one_of(name, tuple(METRIC_BY_NAME), "metric") for name in names)
+
+
+def _check_end(until: str) -> None:
+    """Nights are compared by their names: anything but a date would be after all of them, or before."""
+    dated = _DATED.fullmatch(until)
+    try:
+        if dated:
+            date.fromisoformat(dated[1])
+            return
+    except ValueError:
+        pass
+    raise InvalidInput("no night with a date", subject=until, advice="Write it as 2026-12-05, or leave --until out")
 
 
 def is_series(name: str) -> bool:
@@ -92,11 +106,13 @@ def accept(
         cluster: Name of the cluster, for a series; a run knows its own.
 
     Raises:
-        InvalidInput: There is no such run or series, who or why is missing, it would end before its level begins, or
-            there is nothing that could have been fixed.
+        InvalidInput: There is no such run or series, who or why is missing, its end is no date or before its level
+            begins, or there is nothing that could have been fixed.
         PermanentError: The run is not in the store.
         DamagedData: What is stored of it cannot be read.
     """
+    if until:
+        _check_end(until)
     cluster, series, last_night = _place_of(store, target, cluster)
     rows = tuple(row for row in read_history(store, cluster, series) if not last_night or row.night <= last_night)
     if not rows:

@@ -1,5 +1,6 @@
 """Decisions: what people accepted stops alarming, is shown, and hides nothing that comes after it."""
 
+import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -487,6 +488,22 @@ def test_a_decision_cannot_end_before_its_level_begins(store: DirectoryStore, ni
         accept(store, nights.keys[-1], "baseline", who="ann", why="new", until=night(1))
 
     assert list_decisions(store) == ()
+
+
+@pytest.mark.parametrize("until", ["30.12.2026", "30-12-2026", "20261230", "2026-12-32", "2026-12-3", "friday"])
+def test_a_decision_ends_with_a_date(store: DirectoryStore, nights: Nights, until: str) -> None:
+    nights.run(*[1.0] * 4, 1.08)
+
+    with pytest.raises(InvalidInput, match=f"{re.escape(until)}: no night with a date"):
+        accept(store, nights.keys[-1], "acknowledged", who="ann", why="known", until=until)
+
+    assert list_decisions(store) == ()
+
+
+def test_a_decision_may_end_with_one_of_several_nights_of_a_day(store: DirectoryStore, nights: Nights) -> None:
+    nights.run(*[1.0] * 4, 1.08)
+
+    assert accept(store, nights.keys[-1], "baseline", who="ann", why="new", until=f"{night(8)}-1300").until
 
 
 def test_the_command_line_lists_and_withdraws(
