@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from nightbridge.launch.config_schema import ConfigSchema
-from nightbridge.launch.flags import RELEASES, V0_6_0, version_of_ref
+from nightbridge.launch.flags import RELEASES, SPELLINGS, V0_6_0, Flag, version_of_ref
 from nightbridge.launch.parser_source import launcher_of
 from nightbridge.launch.plan import RECIPE_STEPS, unknown_flags, unsafe_values, wrong_choices
 from nightbridge.launch.resources import oversized_checkpoint, parameters_of, resumed_from, trains_adapters
@@ -101,6 +101,47 @@ _PARSER = "Megatron-Bridge: scripts/performance/argument_parser.py at the pinned
 def _flag_exists(run: RuleContext) -> Iterator[str]:
     """The launcher's parser exits on an option that its version does not have."""
     return (f"{field}: {reason}" for field, reason in unknown_flags(run.test, run.known))
+
+
+_ELSEWHERE = {
+    "account": "is the site's; write it in its file or block",
+    "partition": "is the site's; write it in its file or block",
+    "time_limit": "is the test's time_limit; write it there",
+    "custom_mounts": "is the test's extra_container_mounts; write it there",
+    **dict.fromkeys(("detach", "packager"), "is decided by nightbridge, which watches the job; remove it"),
+    **dict.fromkeys(("dryrun", "list_config_variants"), "ends the launcher before it submits a job; remove it"),
+}
+"""What to do about a flag, by its field, that is not written as a key of `[cmd_args]`."""
+
+_OTHERS = {
+    **dict.fromkeys(("-h", "--help"), _ELSEWHERE["dryrun"]),
+    **dict.fromkeys(("-l", "--log_dir"), "would have the launcher write past the attempt's own folder; remove it"),
+}
+
+
+@rule("flag-decided", _PARSER, ("extra_cmd_args", "git_repos"))
+def _flag_decided(run: RuleContext) -> Iterator[str]:
+    """A flag given twice has its last value, and the run is planned, checked and compared by the first."""
+    for option in dict.fromkeys(key.partition("=")[0] for key in run.test.extra_cmd_args if key.startswith("-")):
+        flag = SPELLINGS.get(option) or _meant(option, run)
+        if flag is not None and flag.format != "pairs":  # these add up
+            yield f"extra_cmd_args: {option!r} {_ELSEWHERE.get(flag.field) or _as_key(flag)}"
+        elif option in _OTHERS:
+            yield f"extra_cmd_args: {option!r} {_OTHERS[option]}"
+
+
+def _meant(option: str, run: RuleContext) -> Flag | None:
+    """The flag that argparse takes a beginning for, or a short one with its value; None until the parser is known."""
+    if run.checkout is None or option in run.known:
+        return None
+    if not option.startswith("--"):
+        return SPELLINGS.get(option[:2])
+    return next((flag for name, flag in SPELLINGS.items() if name.startswith(option) and name in run.known), None)
+
+
+def _as_key(flag: Flag) -> str:
+    value = f' = "env:{flag.secret}"' if flag.secret else ""
+    return f"is decided by [cmd_args]; write it there, as {flag.field}{value}"
 
 
 @rule("choice", _PARSER, ("cmd_args", "git_repos"), alone=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nightbridge.launch.flags import TEST_FLAGS
+from nightbridge.launch.flags import SPELLINGS, TEST_FLAGS
 from nightbridge.launch.parser_source import PARSER
 from nightbridge.launch.plan import placeholder_plan
 from nightbridge.launch.resources import parameters_of
@@ -90,6 +90,20 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("experts-parallel", {"ep": 256, "model_recipe_name": "qwen3_30b_a3b"}, {}, "the 128 experts of qwen3_30b_a3b"),
     ("image-file", {"container_image": "/no/such/image.sqsh"}, {}, "no such file on this machine"),
     ("gpus-of-type", {"gpu_type": "gb200", "gpus_per_node": 8}, {}, "nodes of gb200 have 4 GPUs"),
+    (
+        "flag-decided",
+        {},
+        {"extra_cmd_args": {"--num_gpus": "4"}},
+        "'--num_gpus' is decided by [cmd_args]; write it there",
+    ),
+    ("flag-decided", {}, {"extra_cmd_args": {"-ng=4": ""}}, "as num_gpus"),
+    ("flag-decided", {}, {"extra_cmd_args": {"--tensor_model_parallel_size": "4"}}, "as tp"),
+    ("flag-decided", {}, {"extra_cmd_args": {"--hf_token=hf_x": ""}}, "'--hf_token' is decided by [cmd_args]; write"),
+    ("flag-decided", {}, {"extra_cmd_args": {"-hf": "hf_x"}}, 'as hf_token = "env:HF_TOKEN"'),
+    ("flag-decided", {}, {"extra_cmd_args": {"--account": "a"}}, "the site's"),
+    ("flag-decided", {}, {"extra_cmd_args": {"--detach": "false"}}, "remove it"),
+    ("flag-decided", {}, {"extra_cmd_args": {"--dryrun": ""}}, "before it submits a job"),
+    ("flag-decided", {}, {"extra_cmd_args": {"-l": "/logs"}}, "past the attempt's own folder"),
     ("override-known-later", {}, {"extra_cmd_args": {"modle.lr": "5"}, "version": "main"}, "no field modle"),
     ("override-twice", {}, {"extra_cmd_args": {"train.train_samples": "5"}}, "cmd_args.max_steps"),
     ("override-twice", {"tp": 2}, {"extra_cmd_args": {"model.tensor_model_parallel_size": "2"}}, "cmd_args.tp"),
@@ -258,6 +272,11 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ("launcher-returns-early", {"dryrun": False}, {}),
         ("version-unknown", {}, {"version": "r0.4.0"}),
         ("override-grammar", {}, {"extra_cmd_args": {"a.b_c.0": "[1,2]", "++a": "1", "~x.y": "", "--new_flag": ""}}),
+        (
+            "flag-decided",
+            {},
+            {"extra_cmd_args": {"--csp": "x", "-E": "A=1", "--num_g": "4", "--unknown": "", "-tpx": "1"}},
+        ),
         ("override-moved", {}, {"extra_cmd_args": {"model.num_layers": "4"}}),
         ("override-moved", {}, {"extra_cmd_args": {"model.seq_length": "4"}, "version": "v0.6.0"}),
         ("wandb-together", {"wandb_project_name": "p"}, {}),
@@ -377,6 +396,19 @@ def pinned(tmp_path: Path) -> Checkout:
     repository = PinnedRepository(url="u", ref="main", commit="0" * 40, path=tmp_path)
     environment = LauncherEnvironment(python=tmp_path, digest="")
     return Checkout(megatron_bridge=repository, nemo_run=repository, environment=environment)
+
+
+@pytest.mark.parametrize(
+    ("option", "key"), [("--num_g", "num_gpus"), ("-gh100", "gpu_type"), ("--save", None), ("--sav", "save_dir")]
+)
+def test_the_beginning_of_a_flag_is_that_flag_unless_the_parser_has_it(pinned: Checkout, option: str, key: Any) -> None:
+    names = [*SPELLINGS, "--save"]
+    (pinned.megatron_bridge.path / PARSER).write_text("".join(f'p.add_argument("{name}")\n' for name in names))
+    test = make_test({"max_steps": None}, extra_cmd_args={option: "4"}, version="main")
+
+    found = {each.rule: each.message for each in check(RunSpec(scenario="s", night="n", test=test), checkout=pinned)}
+
+    assert (found.get("flag-decided") or "").endswith(f"as {key}") or (key is None and "flag-decided" not in found)
 
 
 def test_overrides_of_a_submodule_that_the_image_brings_are_checked_with_the_shipped_classes(pinned: Checkout) -> None:
