@@ -52,6 +52,7 @@ from nightbridge.tasks.night import (
     CatchUp,
     NightSkipped,
     check_catch_up,
+    check_same_tests,
     choose_night,
     fix_night,
     keep_start,
@@ -147,7 +148,8 @@ def nightly(  # noqa: D417  (`SiteChoice` describes the others)
     Args:
         scenario: Path of a scenario or test file.
         tests: Ids of the tests to run, with those that they depend on; all of the scenario when empty.
-        night: Night id; the same id finds everything again. Default: the schedule's slot, or a new one by hand.
+        night: Night id; the same id finds everything again, and is refused with `tests` that leave out some of that
+            night's. Default: the schedule's slot, or a new one by hand.
         new_attempt: Open a new attempt for runs whose last one ended.
         catch_up: Which scheduled nights are run later when they could not begin in time: `last`, `all` or `none`.
     """
@@ -184,7 +186,10 @@ def _new_plan(
         on = site.cluster.name
         # From here on, so that the loss of this host is noticed even before the plan is kept.
         process.enter_context(alive(site.workspace, str(flow_run.id)))
-        return make_plan(read_scenario(scenario, tests), chosen, site, choice)
+        wanted = read_scenario(scenario, tests)
+        if tests:
+            check_same_tests(wanted, chosen.night, site)
+        return make_plan(wanted, chosen, site, choice)
     except (NightSkipped, NightbridgeError) as error:
         ends = {NightSkipped: "skipped", InvalidInput: "invalid"}
         end = next((end for kind, end in ends.items() if isinstance(error, kind)), "infrastructure")

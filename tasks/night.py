@@ -18,7 +18,7 @@ from prefect.utilities.asyncutils import run_coro_as_sync
 
 from nightbridge import config
 from nightbridge.blocks import site_of
-from nightbridge.errors import TransientError
+from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.models import Model, Scenario, Site, SiteChoice, utc_now
 from nightbridge.nights.records import (
     LATE,
@@ -30,6 +30,7 @@ from nightbridge.nights.records import (
     night_of_slot,
     plan_path,
     read_plan,
+    read_start,
     record_start,
     write_plan,
 )
@@ -140,6 +141,24 @@ def read_scenario(path: str, tests: Sequence[str] = ()) -> Scenario:
     """
     scenario = this_night().scenario or check_scenario(config.load(Path(path)))
     return config.only_tests(scenario, tests) if tests else scenario
+
+
+def check_same_tests(scenario: Scenario, night: str, site: Site) -> None:
+    """Refuse some tests under the id of a night that has others: its record and its report would forget these.
+
+    Raises:
+        InvalidInput: It has.
+    """
+    earlier = patiently(lambda: read_start(store_of(site), night, scenario.name))
+    known = [*(test.test_id for test in earlier.tests), *earlier.invalid] if earlier else []
+    wanted = {test.id for test in (*scenario.tests, *scenario.invalid)}
+    if others := [test for test in dict.fromkeys(known) if test not in wanted]:
+        raise InvalidInput(
+            f"this night has other tests, too: {', '.join(others)}",
+            subject=f"{scenario.name}, night {night}",
+            advice="Give these tests a night of their own, with another id or none, or start the night with all tests; "
+            "Retry runs those again that ended badly",
+        )
 
 
 def make_plan(scenario: Scenario, chosen: ChosenNight, site: Site, choice: SiteChoice) -> NightPlan:

@@ -21,11 +21,12 @@ from prefect.states import AwaitingRetry, Completed
 from examples.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.flows.final_states import result_of
 from nightbridge.flows.nightly import _attributed, _verdict_of, nightly
-from nightbridge.models import NightReport, RunSpec, Scenario, Site, Verdict, VerdictStatus, utc_now
+from nightbridge.models import NightReport, RunSpec, Scenario, Site, StoreSettings, Verdict, VerdictStatus, utc_now
 from nightbridge.models.site import Budget
-from nightbridge.nights.records import NightPlan, NightStart
+from nightbridge.nights.records import NightPlan, NightStart, NightTest, find_nights, record_start
 from nightbridge.slurm.attempt_files import AttemptContext
 from nightbridge.slurm.attempts import AttemptRequest, choose_attempt, next_attempt, record_ended
+from nightbridge.store.protocol import open_store
 from nightbridge.tasks.context import NightContext
 from nightbridge.tasks.site import store_of
 from tests.builders import make_job, make_record, make_verdict
@@ -158,6 +159,26 @@ def test_when_a_requested_attempt_dies_the_night_does_not_say_what_the_one_befor
 
 
 # --- a night keeps its verdicts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("server")
+def test_some_tests_are_not_started_under_the_id_of_a_night_that_has_others(
+    repositories: PracticeRepositories, environments_dir: Path, tmp_path: Path
+) -> None:
+    """They would replace its record and its report, and what of it regressed would be forgotten."""
+    scenario = write_scenario(tmp_path / "conf", repositories, "two", Entry(id="t0"), Entry(id="t1"))
+    site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
+    store = open_store(StoreSettings(url=f"file://{tmp_path}/workspace/store"))
+    tests = tuple(NightTest(test_id=test, run_key=f"{test}-n1-0123456789") for test in ("t0", "t1"))
+    begun = {"scenario": "two", "cluster": "local", "workspace": tmp_path, "begun_at": utc_now(), "tests": tests}
+    record_start(store, NightStart(night="n1", **begun))
+
+    state = nightly(str(scenario), tests=["t0"], night="n1", system=str(site), return_state=True)
+
+    assert state.is_failed()
+    assert "two, night n1: this night has other tests, too: t1. " in (state.message or "")
+    assert [night.start.tests for night in find_nights(store)] == [tests]
+    assert not list((tmp_path / "workspace").glob("runs/*"))
 
 
 @pytest.mark.usefixtures("server")
