@@ -72,9 +72,32 @@ class Curves:
         return table[(table["tag"] == tag) & ~table["superseded"] & (table["step"] > 0)].sort_values("step")
 
     @property
-    def steps_done(self) -> int:
+    def last_recorded(self) -> int:
         """The last iteration that was recorded, 0 without any."""
         return int(self.steps.index[-1]) if len(self.steps) else 0
+
+    @property
+    def steps_done(self) -> int:
+        """The last iteration that was done, 0 without any record.
+
+        Those after the last record of a longer interval were done where the log reports the end of training.
+        """
+        last, log = self.last_recorded, self.log
+        end = log.steps[-1].total if log.steps and log.training_done and log.exit_iteration is None else last
+        return end if last < end < last + logging_interval(self.steps.index.tolist()) else last
+
+    def interval_of(self, name: str) -> int:
+        """Iterations from one value of a column to the next: 1 where it follows no interval, and the rest was lost."""
+        recorded = self.steps.index[self.steps[name].notna() & (self.steps.index > self.start + 1)]
+        interval = logging_interval(recorded.tolist())
+        return 1 if (recorded % interval).any() else interval
+
+    def due(self, name: str, steps: "pd.DataFrame") -> "pd.Series[float]":
+        """The values of a column at those of the rows at which the run has to record it.
+
+        Losses follow TensorBoard's interval, and times the log's, which may be a longer one.
+        """
+        return steps.loc[steps.index % self.interval_of(name) == 0, name]
 
     @property
     def missing_steps(self) -> int:

@@ -3,9 +3,9 @@
 The steady window. With S the iteration that the run started from (0 unless it resumed) and D the last iteration done,
 the first `warmup_steps` iterations after S are left out; when D - S is less than twice that, the first half is. The
 window is all recorded iterations from there to D, but for those that a profiler slowed. Its medians and percentiles
-need a finite value at every recorded iteration of the window: a statistic over the part that happened to be recorded
-could hide the part that went wrong. A run that was restarted warms up again: as many iterations of each later life are
-left out as well, where others remain.
+need a finite value at every recorded iteration of the window, or at every one of the metric's own longer interval: a
+statistic over the part that happened to be recorded could hide the part that went wrong. A run that was restarted warms
+up again: as many iterations of each later life are left out as well, where others remain.
 
 What the measurements need to know of the run's configuration (GPUs, tokens of one step, profiled steps) is taken from
 the dumped `ConfigContainer.yaml` where there is one, since it is what really ran; the test file is the fallback.
@@ -264,18 +264,19 @@ def summarise(
     damage = list(curves.damage)
     if curves.missing_steps:
         damage.append(f"{curves.missing_steps} iterations up to {curves.steps_done} were not recorded")
-    for name in ("step_time", "tflops_per_gpu"):
-        present = len(_finite(window[name]))
+    times, rates = curves.due("step_time", window), curves.due("tflops_per_gpu", window)
+    for name, values in (("step_time", times), ("tflops_per_gpu", rates)):
+        present = len(_finite(values))
         # A metric that never occurs was not requested; one that occurs only at times was lost.
-        if 0 < present < len(window):
-            lost = f"{len(window) - present} of {len(window)} steady iterations"
+        if 0 < present < len(values):
+            lost = f"{len(values) - present} of {len(values)} steady iterations"
             damage.append(f"`{STEP_COLUMNS[name].tag}` is missing or not finite at {lost}")
     grad_norms, losses = _finite(curves.steps["grad_norm"]), _finite(curves.steps["loss"])
     logged = latest_steps(curves.log.steps).values()
     measured: dict[str, Any] = {
         **{metric.field: value_of(metric, curves, window) for metric in METRICS if metric.reduce is not None},
-        **_statistics("step_time", window["step_time"]),
-        **_statistics("tflops_per_gpu", window["tflops_per_gpu"]),
+        **_statistics("step_time", times),
+        **_statistics("tflops_per_gpu", rates),
     }
     return Summary(
         steps_expected=steps_expected,
@@ -285,13 +286,13 @@ def summarise(
         steady_last_step=int(window.index[-1]) if len(window) else None,
         steady_steps=len(window),
         profiled_steps=len(warm) - len(window),
-        step_time_midmean=_midmean(window["step_time"]),
-        wall_step_time=_wall_step_time(curves, window),
+        step_time_midmean=_midmean(times),
+        wall_step_time=_wall_step_time(curves, times),
         slow_steps=_ratio(measured.get("step_time_p95"), measured.get("step_time")),
-        slow_pattern=slow_pattern(window["step_time"]),
-        warmup_step_time=_mean(early[early.index > curves.start + 1]["step_time"]),
+        slow_pattern=slow_pattern(times),
+        warmup_step_time=_mean(curves.due("step_time", early[early.index > curves.start + 1])),
         first_step_time=_mean(early[early.index == curves.start + 1]["step_time"]),
-        tail_slowdown=tail_slowdown(window["step_time"]),
+        tail_slowdown=tail_slowdown(times),
         tokens_per_second_per_gpu=_tokens_per_second(curves, window, measured.get("step_time"), settings),
         final_loss=_final_loss(curves, steps_expected),
         loss_min=float(losses.min()) if len(losses) else None,
@@ -328,7 +329,7 @@ def _after_warmup(curves: Curves, warmup_steps: int) -> "pd.DataFrame":
 def _without_profiled(steps: "pd.DataFrame", curves: Curves, profiled: ProfiledSteps | None) -> "pd.DataFrame":
     if profiled is None:
         return steps
-    interval = logging_interval(curves.steps.index.tolist())
+    interval = max(logging_interval(curves.steps.index.tolist()), curves.interval_of("step_time"))
     return steps[[not profiled.spoils(iteration, interval) for iteration in steps.index]]
 
 
@@ -362,13 +363,13 @@ def _ratio(one: float | None, other: float | None) -> float | None:
     return one / other if one is not None and other else None
 
 
-def _wall_step_time(curves: Curves, window: "pd.DataFrame") -> float | None:
+def _wall_step_time(curves: Curves, values: "pd.Series[float]") -> float | None:
     """The mean step time, or more where the events' own times say that there were pauses between the steps."""
-    mean = _mean(window["step_time"])
+    mean = _mean(values)
     recorded = _step_times(curves)
-    times = recorded[recorded["step"].isin(window.index)].groupby("step")["wall_time"].max()
+    times = recorded[recorded["step"].isin(values.index)].groupby("step")["wall_time"].max()
     steps = int(times.index[-1] - times.index[0]) if len(times) else 0
-    if mean is None or not steps or steps != window.index[-1] - window.index[0]:
+    if mean is None or not steps or steps != values.index[-1] - values.index[0]:
         return mean
     return max(mean, float(times.iloc[-1] - times.iloc[0]) / steps)
 
@@ -435,6 +436,8 @@ def _finite(values: "pd.Series[float]") -> "pd.Series[float]":
 def _final_loss(curves: Curves, steps_expected: int | None) -> float | None:
     """The loss at the last expected iteration, or the last one done when nothing is expected."""
     last = steps_expected if steps_expected is not None else curves.steps_done
+    if last == curves.steps_done:
+        last = curves.last_recorded  # the last record of a longer interval is the mean up to there
     losses = _finite(curves.steps["loss"])
     return float(losses.loc[last]) if last in losses.index else None
 

@@ -126,7 +126,7 @@ def _is_whole(curves: Curves) -> bool:
     """Whether TensorBoard's curves go to the end: a killed job's last events were never flushed."""
     table = curves.table
     steps = table.loc[(table["tag"] == _RATE_TAG) & ~table["superseded"], "step"]
-    return bool(len(steps)) and int(steps.max()) == curves.steps_done
+    return bool(len(steps)) and int(steps.max()) == curves.last_recorded
 
 
 def _rates(rates: Sequence[float]) -> dict[str, float | None]:

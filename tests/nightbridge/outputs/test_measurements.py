@@ -118,6 +118,53 @@ class TestFromTensorboard:
         assert (summary.steps_done, summary.non_finite_steps, summary.damage) == (100, 0, ())
         assert (summary.steady_first_step, summary.steady_last_step) == (20, 100)
 
+    @pytest.mark.parametrize("lost", [None, 60])
+    def test_times_may_follow_a_longer_interval_than_losses(
+        self,
+        run_folder: RunFolder,
+        event_file: Callable[..., EventFileBuilder],
+        measured: Callable[..., Summary],
+        lost: int | None,
+    ) -> None:
+        """Megatron-Bridge writes losses at `tensorboard_log_interval`, and times at `log_interval`."""
+        builder = event_file(run_folder.job_dir / "tb_logs")
+        for step in range(1, 106):
+            builder.scalar("lm loss", step, 2.5).scalar("grad-norm", step, 1.0)
+            if step % 10 == 0 and step != lost:
+                builder.scalar("iteration-time", step, 1.0 if step == 50 else 0.25)
+        builder.write()
+        summary = measured(105)
+        assert (summary.steps_done, summary.non_finite_steps, summary.steady_steps) == (105, 0, 95)
+        damage = ("`iteration-time` is missing or not finite at 1 of 9 steady iterations",) if lost else ()
+        assert (summary.step_time, summary.damage) == (None if lost else 0.25, damage)
+        assert summary.slow_pattern == "1 of 9 steps take 4.0 times as long"
+
+    @pytest.mark.parametrize(
+        ("recorded", "end", "done"),
+        [
+            (range(10, 106, 10), "[after training is done] datetime: now", 105),
+            (range(10, 106, 10), "", 100),
+            (range(10, 96, 10), "[after training is done] datetime: now", 90),
+            (range(10, 106, 10), "[exiting program at iteration 103]\n[after training is done]", 100),
+            (range(1, 105), "[after training is done] datetime: now", 104),
+        ],
+        ids=["done", "killed", "one record lost", "ended earlier", "the last line lost"],
+    )
+    def test_iterations_after_the_last_whole_interval_are_done_where_training_says_so(
+        self,
+        run_folder: RunFolder,
+        step_line: type[StepLine],
+        measured: Callable[..., Summary],
+        recorded: range,
+        end: str,
+        done: int,
+    ) -> None:
+        lines = [step_line(n, total=105, loss=5.0 - n / 50).step for n in recorded]
+        run_folder.log("\n".join(("Starting training loop at iteration 0", *lines, end)))
+        summary = measured(105)
+        assert (summary.steps_done, summary.non_finite_steps, summary.damage) == (done, 0, ())
+        assert summary.final_loss == (3.0 if done == 105 else None)
+
     def test_a_resumed_run_misses_nothing_before_its_start(
         self, run_folder: RunFolder, measured: Callable[..., Summary]
     ) -> None:
