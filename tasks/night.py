@@ -151,7 +151,7 @@ def check_same_tests(scenario: Scenario, night: str, site: Site) -> None:
     """
     earlier = patiently(lambda: read_start(store_of(site), night, scenario.name))
     known = [*(test.test_id for test in earlier.tests), *earlier.invalid] if earlier else []
-    wanted = {test.id for test in (*scenario.tests, *scenario.invalid)}
+    wanted = {*(test.id for test in scenario.tests), *(test.id for test in scenario.invalid)}
     if others := [test for test in dict.fromkeys(known) if test not in wanted]:
         raise InvalidInput(
             f"this night has other tests, too: {', '.join(others)}",
