@@ -12,6 +12,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 
@@ -53,6 +54,9 @@ from nightbridge.store.transfers import Progress
 
 SCRATCH = ".harvest-"
 """How the name of a harvest's own folder begins, in the attempt's."""
+
+_ONE_SUBMISSION = timedelta(seconds=2)
+"""Slurm tells times in whole seconds; times that differ by more are of two submissions."""
 
 _log = logging.getLogger(__name__)
 
@@ -186,13 +190,13 @@ def _committed_run(request: HarvestRequest, store: ObjectStore) -> RunRecord | N
     manifest = read_manifest(store, request.prefix)
     if manifest is None:
         return None
-    job, other = request.job, manifest.job
-    if (other.cluster, other.job_id) != (job.cluster, job.job_id):
+    if not _is_one_job(manifest.job, request.job):
         raise PermanentError(
-            f"the store already has another run with this run key: job {other.job_id} of {other.cluster},"
-            f" not of job {job.job_id} of {job.cluster}",
+            f"the store already has another run with this run key: that of {_named(manifest.job)}, not of"
+            f" {_named(request.job)}",
             subject=store.url_of(manifest.prefix),
-            advice="Give each cluster a store of its own, such as a prefix in the store's URL, or the night another id",
+            advice="Give each cluster a store of its own, such as a prefix in the store's URL, or the night another id."
+            " An embedded cluster is another one in each workspace",
         )
     problems = missing_objects(store, manifest)
     if problems:
@@ -202,6 +206,24 @@ def _committed_run(request: HarvestRequest, store: ObjectStore) -> RunRecord | N
             advice="Run `nightbridge verify` for details; delete its manifest.json to harvest it again",
         )
     return committed_record(store, manifest)
+
+
+def _is_one_job(stored: Job, job: Job) -> bool:
+    """Whether two records are of one job: an id alone comes again, as in each workspace of an embedded cluster."""
+    if (stored.cluster, stored.job_id) != (job.cluster, job.job_id):
+        return False
+    first, second = _submitted(stored), _submitted(job)
+    return first is None or second is None or abs(first - second) <= _ONE_SUBMISSION
+
+
+def _submitted(job: Job) -> datetime | None:
+    """When the cluster says that it got a job; `Job.submitted_at` may be when a workspace made anew found it again."""
+    return job.status.submitted_at if job.status else None
+
+
+def _named(job: Job) -> str:
+    when = _submitted(job)
+    return f"job {job.job_id} of {job.cluster}" + (f" (submitted {when:%Y-%m-%d %H:%M:%S} UTC)" if when else "")
 
 
 def _record_of(

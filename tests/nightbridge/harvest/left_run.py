@@ -195,7 +195,7 @@ def _job(spec: RunSpec, attempt_dir: Path, job_dir: Path) -> Job:
         script=attempt_dir / "job.sh",
         experiment_dir=job_dir,
         submitted_at=NOON,
-        status=JobStatus(job_id=4711, state=JobState.COMPLETED, exit_code=0, ended_at=NOON),
+        status=JobStatus(job_id=4711, state=JobState.COMPLETED, exit_code=0, submitted_at=NOON, ended_at=NOON),
         outcome=Outcome.SUCCEEDED,
     )
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pandas as pd
@@ -31,7 +32,7 @@ from nightbridge.store.transfers import Progress
 from tests.builders import torch_files
 from tests.conftest import BUCKET, SEEDS
 from tests.hostile import FOLDERS
-from tests.nightbridge.harvest.left_run import TOKEN, LeftRun, make_run
+from tests.nightbridge.harvest.left_run import NOON, TOKEN, LeftRun, make_run
 from tests.real.s3_proxy import Answer, proxy_to, s3_error
 from tests.real.s3_servers import S3Server
 
@@ -601,6 +602,30 @@ def test_another_jobs_run_under_the_same_key_is_never_taken_for_ones_own(
         LeftRun(**{**vars(theirs), "jobs": (job,)}).harvest(directory)
 
     assert load_record(directory, first.prefix) == first
+    assert verify_run(directory, first.prefix) == []
+
+
+@pytest.mark.parametrize(("seconds", "is_another"), [(90, True), (0.9, False), (None, False)])
+def test_of_jobs_with_one_id_the_scheduler_says_by_when_they_were_submitted_whether_they_are_one(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path, seconds: float | None, is_another: bool
+) -> None:
+    """The embedded cluster counts from 1 in every workspace, also in one that was removed and made again."""
+    first = left.harvest(directory)
+    again = make_run(tmp_path / "workspace made again", shard_size=1000)
+    assert again.jobs[0].status is not None
+    submitted_at = None if seconds is None else NOON + timedelta(seconds=seconds)
+    status = again.jobs[0].status.model_copy(update={"submitted_at": submitted_at})
+    # When it was recorded says nothing: a job of Slurm whose workspace was made again is found there, and is recorded anew.
+    job = again.jobs[0].model_copy(update={"status": status, "submitted_at": NOON + timedelta(hours=1)})
+    later = LeftRun(**{**vars(again), "jobs": (job,)})
+
+    if is_another:
+        with pytest.raises(
+            PermanentError, match=r"job 4711 of local \(submitted 2026-05-04 12:00:00 UTC\), not of job"
+        ):
+            later.harvest(directory)
+    else:
+        assert later.harvest(directory) == first
     assert verify_run(directory, first.prefix) == []
 
 
