@@ -54,6 +54,9 @@ LOSS_TAG, STEP_TIME_TAG = "lm loss", "iteration-time"
 
 SPREAD_BINS = 24
 
+LARGEST_DRAWN = 1e100
+"""What is larger, as the loss of a run that diverged, is drawn as if it were not finite: it would break the axes."""
+
 PointKind = Literal["good", "regressed", "other"]
 
 
@@ -92,7 +95,11 @@ def nights_chart(points: Sequence[NightPoint], label: str, baseline: float | Non
         baseline: What tonight is compared with; a line, with a band of `threshold` (relative) around it.
         threshold: Half the width of the band.
     """
-    points = points[-MAX_NIGHTS:]
+    points = [
+        point._replace(value=_drawn(point.value), low=_drawn(point.low), high=_drawn(point.high))
+        for point in points[-MAX_NIGHTS:]
+    ]
+    baseline = _drawn(baseline)
     figure, axes = _new_figure()
     if baseline is not None:
         margin = threshold * abs(baseline)
@@ -255,7 +262,7 @@ def steps_chart(
 
 
 def has_gaps(metrics: "pd.DataFrame") -> bool:
-    """Whether a step's loss is not finite, so that the chart has a cross there."""
+    """Whether a step's loss is not finite, or too large to be drawn, so that the chart has a cross there."""
     return not all(map(math.isfinite, _curve(metrics, LOSS_TAG)[1]))
 
 
@@ -284,9 +291,15 @@ def differences_chart(steps: Sequence[int], differences: Sequence[float], limits
     return _labelled(figure, axes, "step", "difference, %")
 
 
+def _drawn(value: float | None) -> float | None:
+    return value if value is not None and abs(value) < LARGEST_DRAWN else None
+
+
 def _curve(metrics: "pd.DataFrame", tag: str) -> tuple[list[int], list[float]]:
+    """The steps of a curve and their values, NaN for those that cannot be drawn."""
     rows = metrics[(metrics["tag"] == tag) & ~metrics["superseded"]].sort_values("step")
-    return rows["step"].tolist(), rows["value"].tolist()
+    values = rows["value"].where(rows["value"].abs() < LARGEST_DRAWN)
+    return rows["step"].tolist(), values.tolist()
 
 
 def _inner_range(values: Sequence[float]) -> tuple[float, float]:
@@ -308,6 +321,7 @@ def choice_chart(points: Sequence[ChosenPoint], choices: Sequence[str], axis: st
         label: What the values are, with their unit.
     """
     figure, axes = _new_figure()
+    points = [point for point in points if _drawn(point.value) is not None]
     others = [(point.position, point.value) for point in points if not point.is_best]
     _scatter(axes, others, marker="o", color=BLUE, s=24, alpha=0.6, edgecolor="white")
     for best in (point for point in points if point.is_best):

@@ -244,7 +244,7 @@ def _curves(run: ReportedRun, rows: Sequence[HistoryRow]) -> tuple[Drawing, ...]
     tonight, runs = _tonights(run.verdict, rows)
     whose = "tonight" if runs == 1 else f"of the first of tonight's {runs} runs"
     overlaid = f" Dashed: the last good night, {last_good.night}." if last_good and baseline is not None else ""
-    crosses = " A cross is a step whose loss is not finite." if has_gaps(curve) else ""
+    crosses = " A cross is a step whose loss is not finite, or absurdly large." if has_gaps(curve) else ""
     steady = _steady(curve, tonight)
     before = _steady(baseline, last_good) if baseline is not None else []
     drawings = (

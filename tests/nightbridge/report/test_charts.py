@@ -14,8 +14,10 @@ import pytest
 
 from nightbridge.report.charts import (
     MAX_NIGHTS,
+    ChosenPoint,
     NightPoint,
     PointKind,
+    choice_chart,
     loss_chart,
     nights_chart,
     spread_chart,
@@ -42,6 +44,25 @@ def test_nights_are_labelled_and_tonights_value_is_written() -> None:
     drawing = nights_chart(nights([1.0, 1.01, 1.234]), "step time, s", 1.0, 0.05)
 
     assert {"11-01", "11-02", "11-03", "1.234", "step time, s", "night"} <= set(texts(drawing))
+
+
+@pytest.mark.parametrize("absurd", [1e308, -1e308, 1e100])
+def test_a_number_that_no_axis_has_room_for_costs_no_drawing(absurd: float) -> None:
+    def drawings(value: float) -> list[str]:
+        losses = curve(range(36), [5.0, -value, 4.0, value] * 9)
+        times = losses.assign(tag="iteration-time")
+        chosen = [ChosenPoint(0, 1.0, is_best=True), ChosenPoint(1, value, is_best=False)]
+        seconds = step_times(times, None, None)
+        return [
+            nights_chart([*nights([1.0]), NightPoint("n", value, -value, value, "good")], "s", value, 0.05),
+            loss_chart(losses, losses),
+            step_time_chart(times, times),
+            spread_chart(seconds, seconds),
+            choice_chart(chosen, ["1", "2"], "tp", "s"),
+        ]
+
+    assert drawings(absurd) == drawings(math.nan)
+    assert all(drawings(absurd))
 
 
 @pytest.mark.parametrize("count", [1, 5, 6, 23, MAX_NIGHTS + 40])
