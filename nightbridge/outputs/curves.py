@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from nightbridge.models import Life
 from nightbridge.models.metrics import METRIC_BY_NAME, METRICS, Metric, Reduction
-from nightbridge.outputs.event_files import scalars
+from nightbridge.outputs.event_files import last_samples, read_event_files, scalar_table
 from nightbridge.outputs.logs import MAX_LINE_BYTES, LogReading, StepRecord, latest_steps, read_logs
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Curves:
     where there is no value or the value is not a number. `table`: the scalar table of `event_files`, with the log's
     values (file `log`, no wall time) where TensorBoard has none. `notes` says where that is so; `damage` is what is
     wrong with the files, or between them. `lives`: the oldest first; more than one where the run was restarted.
+    `samples`: the last iteration of which TensorBoard has the samples up to it, and those.
     """
 
     steps: "pd.DataFrame"
@@ -65,6 +66,7 @@ class Curves:
     notes: tuple[str, ...]
     start: int
     lives: tuple[Life, ...] = ()
+    samples: tuple[int, int] | None = None
 
     def rows_of(self, tag: str) -> "pd.DataFrame":
         """The rows of the table that count of a tag, those of iterations, in their order."""
@@ -142,8 +144,8 @@ def read_curves(event_files: Sequence[Path], logs: Sequence[Path]) -> Curves:
     """Read event files (any order) and logs (oldest first) into one set of curves. Damage is noted, never raised."""
     import pandas as pd
 
-    table, damage = scalars(event_files)
-    table = with_usual_tags(table)
+    files, damage = read_event_files(event_files)
+    table, samples = with_usual_tags(scalar_table(files)), last_samples(files)
     log = read_logs(logs)
     records = latest_steps(step for step in log.steps if 0 < step.iteration <= step.total)
     current = table[~table["superseded"] & (table["step"] > 0)]
@@ -185,6 +187,7 @@ def read_curves(event_files: Sequence[Path], logs: Sequence[Path]) -> Curves:
         notes=tuple(notes),
         start=log.start_iteration or 0,
         lives=lives,
+        samples=samples,
     )
 
 

@@ -57,6 +57,8 @@ _CANONICAL_TAGS = {
 }
 _MTP_LOSS = re.compile(r"mtp_(\d+)_loss")
 _AGAINST_SAMPLES = re.compile(r"[ _]vs[ _]samples$")
+_LOSS = "lm loss"
+_LOSS_OVER_SAMPLES = re.compile(r"lm[ _]loss[ _]vs[ _]samples")
 _TIME_IN_NAME = re.compile(r"tfevents\.(\d+)")
 
 
@@ -423,6 +425,24 @@ def scalar_table(files: Sequence[EventFile]) -> "pd.DataFrame":
     for column, words in (("tag", tags), ("file", [file.path.name for file in files])):
         table[column] = pd.Series(words, dtype="str").take(table[column].to_numpy()).array
     return table
+
+
+def last_samples(files: Sequence[EventFile]) -> tuple[int, int] | None:
+    """The last iteration whose loss was recorded over samples, too, and the samples up to it; None without one.
+
+    A curve over samples has them where others have the iteration, so that no table of iterations can hold it.
+    """
+    import numpy as np
+
+    for file in reversed(files):
+        loss = [number for number, name in enumerate(file.names) if canonical_tag(name) == _LOSS]
+        over = [number for number, name in enumerate(file.names) if _LOSS_OVER_SAMPLES.fullmatch(name)]
+        tags = np.frombuffer(file.tag_numbers, dtype=np.int32)
+        counts = np.isin(tags, over).nonzero()[0]
+        losses = np.isin(tags[: counts[-1]], loss).nonzero()[0] if len(counts) else counts
+        if len(losses):
+            return file.steps[losses[-1]], file.steps[counts[-1]]
+    return None
 
 
 def _tag_numbers(file: EventFile, tags: Sequence[str]) -> "NDArray[np.int32]":

@@ -95,17 +95,22 @@ def model_flops(container: ConfigContainer) -> float | None:
 
 def what_ran(curves: Curves, planned: Mapping[str, Scalar]) -> dict[str, dict[str, float | str]]:
     """What really ran, by quantity and source (`Summary.ran`): the run's own dump, its log, and TensorBoard."""
-    steps = list(latest_steps(curves.log.steps).values())
+    records = latest_steps(curves.log.steps)
+    steps = list(records.values())
+    # One of the two may end earlier: a torn line, events that were never flushed. The other is then held to the plan.
+    by_log = (steps[-1].iteration if steps else 0, None)
+    at, samples = max(curves.samples or (0, None), by_log, key=lambda found: found[0])
     reported: dict[str, dict[str, float | None]] = {
         "the log": {
             "iterations": steps[-1].total if steps else None,
             "global batch size": steps[-1].global_batch_size if steps else None,
-            "consumed samples": steps[-1].consumed_samples if steps else None,
+            "consumed samples": records[at].consumed_samples if at in records else None,
             **_rates([step.learning_rate for step in steps if step.learning_rate is not None]),
         },
         "TensorBoard": {
             "world size": _last(curves, WORLD_SIZE_TAG),
             "global batch size": _last(curves, BATCH_SIZE_TAG),
+            "consumed samples": None if samples is None else float(samples),
             **(_rates(_values(curves, _RATE_TAG)) if _is_whole(curves) else {}),
         },
     }
@@ -117,8 +122,7 @@ def what_ran(curves: Curves, planned: Mapping[str, Scalar]) -> dict[str, dict[st
     batches = ({step.global_batch_size for step in steps} | set(_values(curves, BATCH_SIZE_TAG))) - {None}
     batch = next(iter(batches), None)
     if "consumed samples" in ran and len(batches) == 1 and batch and not curves.start:
-        # At the log's last line, which need not be the last iteration's: two ranks' texts may have torn that one.
-        ran["consumed samples"]["iterations and batch"] = steps[-1].iteration * batch
+        ran["consumed samples"]["iterations and batch"] = at * batch
     return ran
 
 

@@ -53,13 +53,40 @@ def test_it_has_the_configuration_every_whole_step_and_statistics_without_warm_u
     assert report["config"].items() >= (expected | computed | {"global_batch_size": 128}).items()
 
 
+def samples_of(run_folder: RunFolder) -> dict[str, float | str]:
+    return measure(read_run(run_folder.job, None), GatePolicy(), 50)[0].ran["consumed samples"]
+
+
 def test_the_samples_of_the_logs_last_line_are_held_to_its_iteration(
     run_folder: RunFolder, step_line: type[StepLine]
 ) -> None:
-    """The last line was torn by another rank's text; TensorBoard has all iterations."""
-    run_folder.curves(range(1, 51))
+    run_folder.log("\n".join(step_line(step).step for step in range(1, 51)))
+    assert samples_of(run_folder) == {"the log": 50 * 128, "iterations and batch": 50 * 128}
+    events = EventFileBuilder(run_folder.job_dir / "tb_logs" / "events.out.tfevents.1.node1.1.0", 1.0)
+    for step in range(1, 51):
+        events.scalar("lm loss", step, 2.0)
+    events.write()
+    # Another rank's text tore the last line.
     run_folder.log("\n".join(step_line(step).step for step in range(1, 50)))
+    assert samples_of(run_folder) == {"the log": 49 * 128, "iterations and batch": 49 * 128}
 
-    samples = measure(read_run(run_folder.job, None), GatePolicy(), 50)[0].ran["consumed samples"]
 
-    assert samples == {"the log": 49 * 128, "iterations and batch": 49 * 128}
+@pytest.mark.parametrize(("logged", "of_log"), [(50, {"the log": 50 * 128}), (49, {}), (0, {})])
+def test_the_samples_that_tensorboard_counts_are_held_to_the_last_iteration(
+    run_folder: RunFolder, step_line: type[StepLine], logged: int, of_log: dict[str, int]
+) -> None:
+    """The run took half of its batch each time."""
+    run_folder.log("\n".join(step_line(step).step for step in range(1, logged + 1)))
+    events = EventFileBuilder(run_folder.job_dir / "tb_logs" / "events.out.tfevents.1.node1.1.0", 1.0)
+    for step in range(1, 51):
+        events.scalar("lm loss", step, 2.0).scalar("lm loss vs samples", step * 64, 2.0).scalar("batch-size", step, 128)
+    events.write()
+    assert samples_of(run_folder) == {**of_log, "TensorBoard": 50 * 64, "iterations and batch": 50 * 128}
+
+
+def test_events_that_were_never_flushed_leave_the_samples_to_the_log(
+    run_folder: RunFolder, step_line: type[StepLine]
+) -> None:
+    run_folder.curves(range(1, 31))
+    run_folder.log("\n".join(step_line(step).step for step in range(1, 51)))
+    assert samples_of(run_folder) == {"the log": 50 * 128, "iterations and batch": 50 * 128}
