@@ -11,14 +11,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints, TypeAdapter
 
 from nightbridge.config.documents import Findings, KeyPath, unknown_key, validated
-from nightbridge.launch.flags import NO_EFFECT, TEST_FLAGS, Flag, Kind
+from nightbridge.launch.flags import NO_EFFECT, TEST_FLAGS, Flag, Kind, without_variables
 from nightbridge.launch.hetero_arguments import Finite, HeteroArguments
+from nightbridge.masking import find_shapes
 from nightbridge.models import Model, SecretRef, SweepAxis
 
 REFERENCE_PREFIXES = ("env:", "block:", "toml:")
 """Prefixes of a value that refers to a secret: a variable, a Prefect block, or `FILE#dotted.key`."""
 
-SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|(?:API)?KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 """Names of environment variables that hold a secret."""
 
 # A token is often the user of an https address; ssh's user, and the one before an image's registry, is public.
@@ -28,6 +29,15 @@ _IN_ADDRESS = re.compile(r"https?://[^/@\s]+@|(?:[a-z][a-z0-9+.-]*://)?[^/@#\s]*
 def shows_secret(address: str) -> bool:
     """Whether the address of a repository or an image carries a password or a token."""
     return _IN_ADDRESS.match(address.strip()) is not None
+
+
+_PASSWORD = re.compile(r"://[^/@\s:]*:[^/@\s]+@")
+
+
+def holds_secret(text: str) -> bool:
+    """Whether a text holds a token of a known form or an address with a password; `${NAME}` is neither."""
+    written = without_variables(text)
+    return _PASSWORD.search(written) is not None or any(find_shapes(written.encode("utf-8", "surrogateescape")))
 
 
 def read_secret(value: str, path: KeyPath, findings: Findings, *, variable: str = "NAME") -> SecretRef | None:

@@ -13,6 +13,7 @@ from nightbridge.config.arguments import (
     SECRET_NAME,
     Arguments,
     SweepChoice,
+    holds_secret,
     read_arguments,
     read_hetero_arguments,
     read_secret,
@@ -21,7 +22,7 @@ from nightbridge.config.arguments import (
 from nightbridge.config.cloudai_compat import check_options, gate_of, sbatch_options, split_drawn, sweep_of
 from nightbridge.config.documents import Findings, KeyPath, Layered
 from nightbridge.config.schema import TestTable, check_table
-from nightbridge.launch.flags import version_for_pin
+from nightbridge.launch.flags import expands, version_for_pin
 from nightbridge.launch.resources import gpus_per_node, oversized_checkpoint
 from nightbridge.models import (
     HETERO_MIMO,
@@ -60,7 +61,7 @@ def define_test(
     if table is not None:
         if not hetero:
             _check_bridge(table, findings)
-        shows_secrets = _check_addresses(table, findings)
+        shows_secrets = _check_secrets(table, findings)
         sbatch_args = (*_node_options(table, findings), *sbatch_options(table.extra_srun_args, findings))
         check_options(sbatch_args, ("extra_srun_args",), findings)
         if table.gate.reference == test_id:
@@ -137,8 +138,8 @@ def _repositories(table: TestTable) -> dict[KeyPath, GitRepo]:
     return named
 
 
-def _check_addresses(table: TestTable, findings: Findings) -> bool:
-    """Refuse secrets in addresses before the test is stored anywhere, and say whether there are any."""
+def _check_secrets(table: TestTable, findings: Findings) -> bool:
+    """Refuse secrets in addresses and overrides before the test is stored anywhere; say whether there are any."""
     before = len(findings.problems)
     for path, repo in _repositories(table).items():
         if shows_secret(repo.url):
@@ -154,6 +155,13 @@ def _check_addresses(table: TestTable, findings: Findings) -> bool:
             ("cmd_args", "container_image"),
             "contains a password, which process lists and logs would show; put it in enroot's .credentials file",
         )
+    for key, value in table.extra_cmd_args.items():
+        if holds_secret(key) or holds_secret(value):
+            findings.problem(
+                ("extra_cmd_args",) if holds_secret(key) else ("extra_cmd_args", key),
+                "contains a token or a password, which process lists and logs would show; "
+                "name it in extra_env_vars as env:NAME or block:NAME",
+            )
     return len(findings.problems) > before
 
 
@@ -207,7 +215,9 @@ def _variable_axes(table: TestTable, findings: Findings) -> Iterator[SweepAxis]:
         if isinstance(values, str):
             continue
         path = ("extra_env_vars", name)
-        if SECRET_NAME.search(name) or any(value.startswith(REFERENCE_PREFIXES) for value in values):
+        if SECRET_NAME.search(name) or any(
+            value.startswith(REFERENCE_PREFIXES) or holds_secret(value) for value in values
+        ):
             findings.problem(path, "contains secrets, which cannot be swept over; write one")
         elif not values:
             findings.problem(path, "is an empty list, a sweep over nothing; write a value or remove it")
@@ -245,16 +255,24 @@ def _check_nodes(test: TestDefinition, findings: Findings) -> None:
 def _split_secrets(
     table: TestTable, arguments: Arguments, findings: Findings
 ) -> tuple[dict[str, str], dict[str, SecretRef]]:
-    """Variables named like secrets become references, as the tokens of `[cmd_args]` do."""
+    """Variables that are named like secrets or hold one become references, as the tokens of `[cmd_args]` do."""
     variables: dict[str, str] = {}
     secrets: dict[str, SecretRef] = dict(arguments.secrets)
     for name, value in table.extra_env_vars.items():
         if not isinstance(value, str):
             continue  # swept over
-        named = value.startswith(REFERENCE_PREFIXES)
-        if not named and not (value and SECRET_NAME.search(name)):
+        path = ("extra_env_vars", name)
+        named = value.startswith(REFERENCE_PREFIXES) or (value and SECRET_NAME.search(name))
+        if not named and not holds_secret(value):
             variables[name] = value
-            continue
-        if ref := read_secret(value, ("extra_env_vars", name), findings):
+        elif not named and expands(value):
+            # Only a command in the container fills such a value in, and every command is in the launcher's arguments.
+            variables[name] = value
+            findings.warn(
+                path,
+                "contains a secret, which process lists and logs will show; write it as a variable of its own, "
+                "env:NAME or block:NAME, and ${...} of that here",
+            )
+        elif ref := read_secret(value, path, findings):
             secrets[name] = ref
     return variables, secrets

@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from nightbridge.config.arguments import SECRET_NAME, read_secret
+from nightbridge.config.arguments import SECRET_NAME, holds_secret, read_secret
 from nightbridge.config.cloudai_compat import check_options, sbatch_options
-from nightbridge.config.documents import Document, Findings, Layer, Layered, merge, read_document, validated
+from nightbridge.config.documents import Document, Findings, KeyPath, Layer, Layered, merge, read_document, validated
 from nightbridge.errors import InvalidInput
 from nightbridge.models import ClusterKind, ClusterSettings, Model, Site, SiteChoice, StoreSettings
 
@@ -77,9 +77,22 @@ def load_site(path: Path) -> tuple[Site, tuple[str, ...]]:
     site = validated(Site, read(document, findings), findings)
     if site is not None:
         check_options(site.cluster.extra_sbatch_args, ("cluster", "extra_sbatch_args"), findings)
+        _check_variables(site.cluster.env_vars, findings)
     if site is None or findings.problems:
         raise InvalidInput("the system file is not valid", subject=str(path), violations=[*map(str, findings.problems)])
     return site, tuple(map(str, findings.warnings))
+
+
+def _check_variables(variables: Mapping[str, str], findings: Findings) -> None:
+    """Warn of secrets among the variables of every run, which are part of the launcher's arguments."""
+    base: KeyPath = ("global_env_vars",) if "global_env_vars" in findings.source.table else ("cluster", "env_vars")
+    for name, value in variables.items():
+        if SECRET_NAME.search(name) or holds_secret(value):
+            findings.warn(
+                (*base, name),
+                "contains a secret, which process lists and logs will show; write it as env:NAME in the tests' "
+                "extra_env_vars",
+            )
 
 
 def plain_site(choice: SiteChoice) -> tuple[Site, tuple[str, ...]] | None:

@@ -376,7 +376,12 @@ def why_unsafe_variable(name: str, value: str) -> str | None:
     """Return why an environment variable cannot be passed on; `${NAME}` in a value is expanded in the job."""
     if not _VARIABLE_NAME.fullmatch(name):
         return "is not the name of an environment variable"
-    return why_unsafe(f"{name}={_VARIABLE.sub('', value)}")
+    return why_unsafe(f"{name}={without_variables(value)}")
+
+
+def without_variables(value: str) -> str:
+    """A variable's value without what the job has yet to fill in."""
+    return _VARIABLE.sub("", value)
 
 
 def expands(value: str) -> bool:

@@ -271,3 +271,13 @@ def test_a_secret_among_the_variables_of_a_system_file_is_refused(tmp_path: Path
         load_site(path)
 
     assert "global_env_vars.WANDB_API_KEY: contains a secret" in "\n".join(raised.value.violations)
+
+
+def test_a_password_among_the_variables_of_a_system_file_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "system.toml"
+    path.write_text(SYSTEM + '[global_env_vars]\nHTTPS_PROXY = "http://svc:pass@proxy:3128"\n')
+
+    site, (warning,) = load_site(path)
+
+    assert site.cluster.env_vars["HTTPS_PROXY"] == "http://svc:pass@proxy:3128"
+    assert "global_env_vars.HTTPS_PROXY: contains a secret" in warning

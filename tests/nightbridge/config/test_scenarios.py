@@ -367,6 +367,63 @@ def test_an_environment_variable_that_is_named_like_a_secret_becomes_a_reference
     assert "verysecret" not in scenario.model_dump_json()
 
 
+TOKEN = "ghp_" + "verysecret0" * 4
+
+
+@pytest.mark.parametrize(
+    "value", ["http://svc:verysecret@proxy:3128", "--index-url=https://me:verysecret@pypi.example.org/simple", TOKEN]
+)
+def test_a_variable_that_holds_a_secret_becomes_a_reference_whatever_its_name(write: Write, value: str) -> None:
+    from nightbridge.secrets import resolve_secret
+
+    scenario = config.load(write(TEST + f'[extra_env_vars]\nOURS = "{value}"\n'))
+
+    (test,) = scenario.tests
+    assert test.extra_env_vars == {}
+    assert resolve_secret(test.secrets["OURS"]) == value
+    assert any("extra_env_vars.OURS: the file contains a token" in warning for warning in scenario.warnings)
+    assert "verysecret" not in scenario.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("http://proxy:3128", "http://svc@proxy:3128", "http://svc:${PROXY_PASSWORD}@proxy:3128", "hf_home", ""),
+        *("git@example.org:team/x", "/a:/b@c", "s3://bucket/ghp_x", "5f" * 20, "env_key=1", "mlx5_0:1,mlx5_1:1"),
+    ],
+)
+def test_a_variable_that_holds_no_secret_stays_as_it_is(write: Write, value: str) -> None:
+    scenario = config.load(write(TEST + f'[extra_env_vars]\nOURS = "{value}"\n'))
+
+    assert scenario.tests[0].extra_env_vars == {"OURS": value}
+    assert scenario.warnings == ()
+
+
+def test_a_secret_beside_what_the_job_fills_in_is_reported(write: Write) -> None:
+    scenario = config.load(write(TEST + '[extra_env_vars]\nOURS = "http://${ME}:verysecret@proxy"\n'))
+
+    assert set(scenario.tests[0].extra_env_vars) == {"OURS"}
+    assert any("OURS: contains a secret, which process lists and logs" in warning for warning in scenario.warnings)
+
+
+def test_secrets_are_not_swept_over_whatever_their_names(write: Write) -> None:
+    text = TEST + f'[extra_env_vars]\nOURS = ["a", "{TOKEN}"]\n'
+
+    assert "extra_env_vars.OURS: contains secrets" in violations_of(write(text))
+    assert "verysecret" not in config.load(write(text)).model_dump_json()
+
+
+@pytest.mark.parametrize(
+    "override", [f'"logger.x" = "{TOKEN}"', f'"--x={TOKEN}" = ""', '"a.b" = "s3://me:verysecret@c"']
+)
+def test_a_secret_in_an_override_is_refused_and_not_shown(write: Write, override: str) -> None:
+    scenario = config.load(write(TEST + f"[extra_cmd_args]\n{override}\n"))
+
+    (invalid,) = scenario.invalid
+    assert any("contains a token or a password" in violation for violation in invalid.violations)
+    assert "verysecret" not in scenario.model_dump_json()
+
+
 def test_a_wrong_token_is_refused_without_being_shown(write: Write) -> None:
     assert "4711" not in violations_of(write(TEST + "hf_token = 4711\n"))
 

@@ -72,6 +72,16 @@ def test_an_option_of_sbatch_that_is_decided_here_is_said_to_have_no_effect(writ
     assert "site.toml:3: cluster.extra_sbatch_args: '--requeue' has no effect" in warning
 
 
+def test_a_secret_among_the_variables_of_every_run_is_reported(write: Write) -> None:
+    text = '[cluster.env_vars]\nHTTPS_PROXY = "http://svc:verysecret@proxy"\nHF_TOKEN = "x"\nNCCL_DEBUG = "INFO"\n'
+    site, warnings = load_site(write(text))
+
+    assert set(site.cluster.env_vars) == {"HTTPS_PROXY", "HF_TOKEN", "NCCL_DEBUG"}
+    assert ["site.toml:2: cluster.env_vars.HTTPS_PROXY: contains a secret" in warning for warning in warnings] == [1, 0]
+    assert "site.toml:3: cluster.env_vars.HF_TOKEN: contains a secret" in warnings[1]
+    assert "verysecret" not in "".join(warnings)
+
+
 def test_a_literal_store_key_becomes_a_reference_and_is_reported(write: Write) -> None:
     path = write('[store]\nurl = "s3://b/p"\nsecret_key = "verysecret"\n')
 
