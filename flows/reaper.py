@@ -19,6 +19,7 @@ from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.filters import EventFilter
 from prefect.logging import get_run_logger
 from prefect.settings import get_current_settings
@@ -122,7 +123,7 @@ def _suspected_before(client: SyncPrefectClient, run: FlowRun, patience: Patienc
 
 
 def _gone(client: SyncPrefectClient, patience: Patience) -> list[Gone]:
-    runs = client.read_flow_runs(flow_run_filter=_ours(_STARTED))
+    runs = _read_all(client, _ours(_STARTED))
     return [found for run in runs if (found := _if_gone(client, run, patience))]
 
 
@@ -185,7 +186,7 @@ def _reported_as_crashed(client: SyncPrefectClient, patience: Patience) -> list[
 def _ended_of_late(client: SyncPrefectClient, kind: StateType, patience: Patience) -> list[FlowRun]:
     now = datetime.now(UTC)
     times = {"after_": now - RESUME_WITHIN, "before_": now - timedelta(seconds=patience.last_word)}
-    return client.read_flow_runs(flow_run_filter=_ours([kind], end_time=times))
+    return _read_all(client, _ours([kind], end_time=times))
 
 
 def _finish_cancellation(client: SyncPrefectClient, run: FlowRun) -> None:
@@ -253,6 +254,19 @@ def _end_children(client: SyncPrefectClient, flow_run: UUID, state: State[Any]) 
         for child in found:
             _end_children(client, child.id, state)
             client.set_flow_run_state(child.id, state, force=True)
+
+
+def _read_all(client: SyncPrefectClient, wanted: FlowRunFilter) -> list[FlowRun]:
+    """Every flow run that is wanted: the server returns no more than 200 at once.
+
+    There are more after a day without a worker, when each reaper but one is cancelled.
+    """
+    found: dict[UUID, FlowRun] = {}
+    at = 0
+    while page := client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.ID_DESC, offset=at):
+        found |= {run.id: run for run in page}  # one that came in between moves the others into the next page
+        at += len(page)
+    return list(found.values())
 
 
 def _ours(states: list[StateType], **conditions: object) -> FlowRunFilter:

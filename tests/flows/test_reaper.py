@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -318,6 +318,22 @@ def test_a_night_goes_on_by_itself_after_crashes_only_and_three_times_at_most(
     reap()
 
     assert state_name(client, night) == ("Resuming" if goes_on else states[-1].name)
+
+
+def test_no_night_is_overlooked_behind_as_many_flow_runs_as_the_server_returns_at_once(
+    client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It returns 200; a day without a worker leaves more reapers that were cancelled."""
+    crashed = [made(client, tmp_path, Running(), Crashed()) for _ in range(5)]
+    dead = [made(client, tmp_path, Running()) for _ in range(5)]
+    time.sleep(0.6)
+    for night in dead:
+        sign_of_another_host(tmp_path, night, seconds_ago=0.5)
+    monkeypatch.setattr(SyncPrefectClient, "read_flow_runs", partialmethod(SyncPrefectClient.read_flow_runs, limit=2))
+
+    reap(silence=0.2)
+
+    assert {state_name(client, night) for night in (*crashed, *dead)} == {"Resuming"}
 
 
 def test_nights_of_two_deployments_and_two_workers_run_one_after_another(
