@@ -364,14 +364,21 @@ def _ratio(one: float | None, other: float | None) -> float | None:
 
 
 def _wall_step_time(curves: Curves, values: "pd.Series[float]") -> float | None:
-    """The mean step time, or more where the events' own times say that there were pauses between the steps."""
+    """The mean step time, or more where the events' own times say that there were pauses between the steps.
+
+    The pause of a restart is the machine's.
+    """
+    import numpy as np
+
     mean = _mean(values)
     recorded = _step_times(curves)
     times = recorded[recorded["step"].isin(values.index)].groupby("step")["wall_time"].max()
-    steps = int(times.index[-1] - times.index[0]) if len(times) else 0
-    if mean is None or not steps or steps != values.index[-1] - values.index[0]:
+    if mean is None or len(times) < 2 or times.index[-1] - times.index[0] != values.index[-1] - values.index[0]:
         return mean
-    return max(mean, float(times.iloc[-1] - times.iloc[0]) / steps)
+    life = np.searchsorted(sorted(life.first_step for life in curves.lives[1:]), times.index, side="right")
+    same = np.diff(life) == 0
+    steps = int(np.diff(times.index)[same].sum())
+    return max(mean, float(np.diff(times)[same].sum()) / steps) if steps else mean
 
 
 _SLOW = 1.2

@@ -234,6 +234,24 @@ class TestDistribution:
         summary = summary_of([1.0] * 50, apart=1.5)
         assert (summary.step_time, summary.wall_step_time) == (1.0, 1.5)
 
+    @pytest.mark.parametrize("pause", [0, 20])
+    def test_the_pause_of_a_restart_is_no_steps(
+        self,
+        run_folder: RunFolder,
+        event_file: Callable[..., EventFileBuilder],
+        measured: Callable[..., Summary],
+        pause: int,
+    ) -> None:
+        """The machine took ten minutes to start the run again; `pause` is one of the code's own."""
+        for life, steps in enumerate((range(1, 31), range(21, 51))):
+            builder = event_file(run_folder.job_dir / "tb_logs", time=1_760_000_000 + 600 * life)
+            for step in steps:
+                builder.start += pause * (step == 45)
+                builder.scalar("iteration-time", step, 1.0).scalar("lm loss", step, 2.0)
+            builder.write()
+        # Steady are 11 to 20 and, warm again, 31 to 50: nine steps and nineteen.
+        assert measured().wall_step_time == pytest.approx((28 + pause) / 28)
+
 
 class TestTail:
     @staticmethod
