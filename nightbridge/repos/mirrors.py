@@ -132,7 +132,8 @@ class Mirror:
 
     def about(self, commit: str) -> Commit:
         """Subject, time and description of a commit that the mirror holds."""
-        when, subject = self._git("show", "--no-patch", "--format=%cI%n%s", commit).split("\n", 1)
+        # Of a commit without a message the second line is missing: the output's last line end is cut off.
+        when, _, subject = self._git("show", "--no-patch", "--format=%cI%n%s", commit).partition("\n")
         describe = self._git("describe", "--tags", "--always", commit)
         return Commit(subject=subject, committed_at=datetime.fromisoformat(when), describe=describe)
 

@@ -198,6 +198,15 @@ def test_a_commit_is_described(origin: Any, mirror: Mirror) -> None:
     assert about.describe.startswith("v1.0-1-g")
 
 
+def test_a_commit_without_a_message_is_described_by_the_rest(origin: Any, mirror: Mirror) -> None:
+    origin.git("commit", "--quiet", "--allow-empty", "--allow-empty-message", "--message", "")
+
+    about = mirror.about(mirror.resolve("main"))
+
+    assert about.subject == ""
+    assert about.committed_at.isoformat() == "2026-11-20T21:00:00+01:00"
+
+
 def test_repositories_of_one_name_have_mirrors_of_their_own(workspace: Path) -> None:
     one = Mirror("https://a.example.org/Run.git", workspace, timeout=TIMEOUT)
     two = Mirror("https://b.example.org/Run.git", workspace, timeout=TIMEOUT)
