@@ -206,10 +206,12 @@ def _lives_of(table: "pd.DataFrame") -> tuple[Life, ...]:
 
 
 def _life_rows(records: Sequence[StepRecord]) -> list[tuple[int, float, str, int]]:
+    """The rows of a log's iterations. A line that a launcher wrote twice is one iteration, and no restart."""
     factor = STEP_COLUMNS["step_time"].factor
+    printed = (record._replace(tflops_per_gpu=None, matched=False) for record in records)
     return [
         (record.iteration, math.nan if record.elapsed_ms is None else record.elapsed_ms * factor, LOG_FILE, 0)
-        for record in records
+        for record, _same in itertools.groupby(printed)
         if 0 < record.iteration <= record.total
     ]
 

@@ -104,6 +104,15 @@ class TestFromTensorboard:
             (11, 50, 0.5),
         ]
 
+    def test_step_lines_that_a_launcher_wrote_twice_are_no_restarts(
+        self, run_folder: RunFolder, step_line: type[StepLine], measured: Callable[..., Summary]
+    ) -> None:
+        lines = [step_line(step, seconds=0.25 + step / 1000) for step in range(1, 51)]
+        run_folder.log("\n".join(text for line in lines for text in (line.perf, line.perf, line.step, line.step)))
+        summary = measured()
+        assert [(life.first_step, life.last_step) for life in summary.lives] == [(1, 50)]
+        assert (summary.steps_done, summary.steady_steps, summary.notes) == (50, 40, ())
+
     def test_a_run_that_was_not_restarted_has_one_life_and_no_note(
         self, run_folder: RunFolder, measured: Callable[..., Summary]
     ) -> None:
