@@ -70,15 +70,16 @@ def checkpoint(
 
     Prints for each: verified, unproven (nothing is wrong, but a part of it has no checksum), in_progress, or damaged.
     """
-    from nightbridge.outputs.checkpoints import checkpoint_folders, state_in_child
+    from nightbridge.outputs.checkpoints import checkpoints_in, state_in_child
 
     if not folder.is_dir():
         raise InvalidInput("no such folder", subject=str(folder), advice="Name a checkpoint's folder")
-    folder = folder.resolve()
+    paths = checkpoints_in(folder.resolve())
+    if not paths:
+        advice = "Name a checkpoint's folder, or that of its iter_* folders; links are not followed"
+        raise InvalidInput("no checkpoint", subject=str(folder), advice=advice)
     judged = [
-        {"path": path, "state": state, "reason": reason}
-        for path in checkpoint_folders(folder) or [folder]
-        for state, reason in [state_in_child(path)]
+        {"path": path, "state": state, "reason": reason} for path in paths for state, reason in [state_in_child(path)]
     ]
     for each in judged if deep else ():
         if each["state"] in ("verified", "unproven"):

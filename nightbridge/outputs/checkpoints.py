@@ -45,6 +45,8 @@ TOKENIZER = "tokenizer"
 
 _ITERATION = re.compile(r"iter_(\d{7,18})", re.ASCII)
 _SHARD_SUFFIX = ".distcp"
+_PARTS = (".metadata", "*.distcp", "*.pt", "*.pth", "*.safetensors", "*.bin", "*.ckpt", ".zarray")
+"""Files of which every checkpoint has one, whatever wrote it."""
 _NAMES_SHOWN = 3
 _MAX_REASON = 1000
 _TORCH_DIST = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
@@ -76,6 +78,25 @@ def checkpoint_folders(save_dir: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted((path for path in entries if _ITERATION.fullmatch(path.name)), key=_iteration)
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoints that somebody who names a folder may mean: those in it, and the one that its tracker names.
+
+    Where neither is there it is the folder itself; none where that has no part of a checkpoint.
+    """
+    tracked = tracked_iteration(folder)
+    named = [] if tracked is None else [folder / f"iter_{tracked:07}"]
+    if found := sorted({*checkpoint_folders(folder), *named}, key=_iteration):
+        return found
+    return [folder] if _ITERATION.fullmatch(folder.name) or _has_a_part(folder) else []
+
+
+def _has_a_part(folder: Path) -> bool:
+    """Whether a file below is of a checkpoint; a folder that cannot be listed may have one."""
+    unknown: list[OSError] = []
+    files = (parent / name for parent, _, names in walk(folder, unknown.append) for name in names)
+    return any(any(map(file.match, _PARTS)) and not file.is_symlink() for file in files) or bool(unknown)
 
 
 def _iteration(path: Path) -> int:
@@ -127,6 +148,9 @@ def checkpoint_state(path: Path) -> tuple[CheckpointState, str]:
     Returns:
         The state, and why it is not verified; of a verified one what `layout_state` says.
     """
+    if path.is_symlink() or not path.is_dir():
+        absent = "is a link, which is not followed" if path.is_symlink() else "is not there"
+        return CheckpointState.DAMAGED, f"{TRACKER} names it, and it {absent}"
     state, reason = layout_state(path)
     if not _ITERATION.fullmatch(path.name) and not (path.parent / TRACKER).exists():
         # Some other program's: there is nothing but its contents to go by.

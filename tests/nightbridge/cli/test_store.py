@@ -128,6 +128,39 @@ def test_checkpoint_reads_nothing_that_a_link_leads_to(nightbridge: Program, tmp
     assert (code, json.loads(out)[0]["state"]) == (4, "damaged")
 
 
+@pytest.mark.parametrize("content", ["nothing", "a text", "a link"])
+def test_checkpoint_of_a_folder_without_one_is_no_success(nightbridge: Program, tmp_path: Path, content: str) -> None:
+    folder, elsewhere = tmp_path / "save", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "model.pt").write_bytes(b"half")
+    if content == "a text":
+        (folder / "README.md").write_text("soon")
+    elif content == "a link":
+        (folder / "iter_0000010").symlink_to(elsewhere)
+
+    code, out, err = nightbridge("checkpoint", str(folder))
+
+    assert (code, out) == (2, "")
+    assert f"{folder}: no checkpoint" in err
+
+
+@pytest.mark.parametrize(("is_link", "why"), [(True, "is a link, which is not followed"), (False, "is not there")])
+def test_checkpoint_misses_the_one_that_a_training_would_load(
+    nightbridge: Program, tmp_path: Path, is_link: bool, why: str
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "save").mkdir()
+    (tmp_path / "save" / "latest_checkpointed_iteration.txt").write_text("10")
+    if is_link:
+        (tmp_path / "save" / "iter_0000010").symlink_to(tmp_path / "elsewhere")
+
+    code, out, _ = nightbridge("checkpoint", str(tmp_path / "save"))
+
+    assert code == 4
+    assert out.endswith(f"iter_0000010: damaged  latest_checkpointed_iteration.txt names it, and it {why}\n")
+
+
 def test_checkpoint_of_a_missing_folder_says_so(nightbridge: Program) -> None:
     code, _, err = nightbridge("checkpoint", "nowhere")
     assert (code, "nowhere: no such folder" in err) == (2, True)
