@@ -398,7 +398,7 @@ GROUP = 0o070
 def make_workspace(workspace: Path) -> None:
     """Make the workspace if it is not there, for this user alone: it holds what jobs print, which may be anything.
 
-    One that was there before keeps its mode, which says what its group may do (`chmod 2770` lets it in). From here on
+    One that was there before keeps its mode, which says what its group may do (`chmod 2750` lets it read). From here on
     the umask of this process and of its children, Slurm jobs included, gives other users nothing, and the group no more
     than that.
     """

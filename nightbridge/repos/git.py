@@ -67,6 +67,9 @@ _FOREIGN_VARIABLES = {
 
 _VERSION_TIMEOUT_SECONDS = 10.0
 
+# The second is what git said before 2.38.
+_OTHERS = r"dubious ownership|unsafe repository"
+
 # Read from the top: a refused login ends with the same "Could not read from remote repository" as a lost connection.
 _ERRORS = (
     ErrorPattern(
@@ -86,7 +89,7 @@ _ERRORS = (
         PermanentError, "the host's ssh key is not known here", "Add it to ~/.ssh/known_hosts",
     ),
     ErrorPattern(
-        r"dubious ownership", PermanentError, "git does not trust a repository of another user",
+        _OTHERS, PermanentError, "git does not trust a repository of another user",
         "Run `git config --global --add safe.directory FOLDER`, or use a workspace of your own",
     ),
     ErrorPattern(
@@ -175,14 +178,32 @@ def git(*arguments: str | Path, timeout: float, folder: Path | None = None, subj
         PermanentError: Credentials refused, disk full, and unknown failures of git.
         TransientError: Network, lock contention, time limit.
     """
-    finished = attempt(*arguments, timeout=timeout, folder=folder, umask=umask)
+    finished = _run(arguments, timeout, folder, umask)
     if finished.code:
         raise classify_failure(finished, subject or str(folder or ""), arguments)
     return finished.stdout.decode(errors="surrogateescape").rstrip("\n")
 
 
-def attempt(*arguments: str | Path, timeout: float, folder: Path | None = None, umask: int = -1) -> Finished:
-    """Run git and return how it ended, for queries whose answer may be no."""
+def attempt(*arguments: str | Path, timeout: float, folder: Path | None = None) -> Finished:
+    """Run git and return how it ended, for queries whose answer may be no.
+
+    Raises:
+        PermanentError: The repository is another user's, and git looks into none that it does not trust: that is
+            neither a no nor a sign of damage.
+        TransientError: It did not end in time.
+    """
+    finished = _run(arguments, timeout, folder)
+    if finished.code and re.search(_OTHERS, finished.stderr):
+        # To trust it would not do: hard links to files of another user are refused, too.
+        raise PermanentError(
+            "another user's repository, which git does not trust",
+            subject=str(folder or ""),
+            advice="Use a workspace of your own: only one user runs nights in a workspace",
+        )
+    return finished
+
+
+def _run(arguments: Sequence[str | Path], timeout: float, folder: Path | None, umask: int = -1) -> Finished:
     argv: list[str | Path] = ["git"]
     for setting in (*_SETTINGS, *login_settings()):
         argv += ["-c", setting]

@@ -147,6 +147,28 @@ def test_a_changed_tree_is_found_out_and_made_again(origin: Any, mirror: Mirror,
     assert len(list(path.parent.glob(f"changed-{commit}.*"))) == 1
 
 
+def test_what_another_user_made_is_no_damage_and_no_change(
+    mirror: Mirror, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = mirror.resolve("main")
+    path = check_out(mirror, "main", commit, workspace).path
+    before = sorted((entry.name, entry.stat().st_ino) for entry in (*path.parent.iterdir(), *mirror.path.iterdir()))
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own means for such tests
+
+    for ask in (
+        mirror.damage,
+        lambda: mirror.resolve(commit),
+        lambda: mirror.resolve("main"),
+        lambda: check_out(mirror, "main", commit, workspace),
+        lambda: find_changes(path, commit),
+    ):
+        with pytest.raises(PermanentError, match=r"another user's repository.*workspace of your own"):
+            ask()
+
+    after = sorted((entry.name, entry.stat().st_ino) for entry in (*path.parent.iterdir(), *mirror.path.iterdir()))
+    assert after == before
+
+
 def test_bytecode_and_the_packagers_short_lived_folder_are_no_changes(checkout: PinnedRepository) -> None:
     (checkout.path / "scripts" / "__pycache__").mkdir()
     (checkout.path / "scripts" / "__pycache__" / "run.cpython-311.pyc").write_bytes(b"")

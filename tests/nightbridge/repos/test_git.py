@@ -31,6 +31,7 @@ PERMANENT = {
     "git@x: Permission denied (publickey).\nfatal: Could not read from remote repository.": "refused our credentials",
     "Host key verification failed.\nfatal: Could not read from remote repository.": "host's ssh key",
     "fatal: detected dubious ownership in repository at '/srv/x'": "does not trust",
+    "fatal: unsafe repository ('/srv/x' is owned by someone else)": "does not trust",
     "fatal: unable to access 'https://x/': SSL certificate problem: self-signed certificate": "certificate",
     "remote: aborting due to possible repository corruption on the remote side.\nfatal: early EOF": "damaged or incomplete",
     "fatal: write error: No space left on device": "no space left",
