@@ -207,8 +207,11 @@ def _impossible_speeds(record: RunRecord) -> Iterator[str]:
     gpu = GPUS.get(_gpu_type(test))
     if gpu is None:
         return
-    precision = str(test.cmd_args.get("compute_dtype", "bf16"))
-    peak = next((value for name, value in (("fp4", gpu.fp4), ("fp8", gpu.fp8)) if name in precision), gpu.bf16)
+    # An override or the recipe may choose what the arguments do not say; the run's own configuration then does.
+    said = " ".join(map(str, what_ran(record)["precision"].values()))
+    precision, peak = next(
+        ((name, value) for name, value in (("fp4", gpu.fp4), ("fp8", gpu.fp8)) if name in said), ("bf16", gpu.bf16)
+    )
     if summary.tflops_per_gpu is not None and summary.tflops_per_gpu > BOOST * peak:
         yield (
             f"impossible: {format_value(summary.tflops_per_gpu, 'TFLOP/s')} per GPU, where {_gpu_type(test)} does "

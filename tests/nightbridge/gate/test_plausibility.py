@@ -126,6 +126,7 @@ def test_what_cannot_be_is_told(measured: dict[str, Any], text: str) -> None:
         ({}, {"grad_norm_min": 0.0, "grad_norm_max": 1.0}),  # the log has three digits
         ({}, {"grad_norm_min": 0.0, "grad_norm_max": 0.0, "ran": {"gradient clipping": {"its configuration": 0.0}}}),
         ({"compute_dtype": "fp8_cs"}, {"tflops_per_gpu": 1100.0}),
+        ({}, {"tflops_per_gpu": 1300.0, "ran": {"precision": {"its configuration": "fp8"}}}),  # an override's
         ({"gpu_type": "vr200"}, {"tflops_per_gpu": 20000.0, "peak_memory": 500.0}),
         ({}, {"step_time": 1.4, "model_flops": 1.2e16}),
         ({}, {"step_time": 0.001}),  # nothing is known of the model
