@@ -25,7 +25,7 @@ from prefect.flows import Flow
 from prefect.states import AwaitingRetry
 from prefect.utilities.importtools import import_object
 from prefect.workers.process import ProcessWorker
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from nightbridge import __version__, blocks
 from nightbridge.blocks import HarvestStore, Site, SlurmCluster, load_site, site_of
@@ -105,14 +105,25 @@ class _Wanted(NamedTuple):
     def schedules(self, request: Request) -> list[DeploymentScheduleCreate]:
         return [
             DeploymentScheduleCreate(
-                schedule=CronSchedule(
-                    cron=(self.file and request.cron) or given["cron"],
-                    timezone=request.timezone or given.get("timezone"),
+                schedule=_cron_schedule(
+                    (self.file and request.cron) or given["cron"], request.timezone or given.get("timezone")
                 ),
                 slug=given["slug"],
             )
             for given in self.definition.get("schedules", ())
         ]
+
+
+def _cron_schedule(cron: str, timezone: str | None) -> CronSchedule:
+    try:
+        return CronSchedule(cron=cron, timezone=timezone)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise InvalidInput(
+            wrong["msg"].removeprefix("Value error, "),
+            subject=str(wrong["input"]),
+            advice="Check --cron and --timezone",
+        ) from error
 
 
 def _definitions() -> list[Mapping[str, Any]]:
@@ -138,8 +149,8 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
         What there is now, a line each.
 
     Raises:
-        InvalidInput: A scenario, the site or one of its blocks is wrong, or a deployment would replace that of another
-            scenario; nothing was deployed.
+        InvalidInput: A scenario, a schedule, the site or one of its blocks is wrong, or a deployment would replace that
+            of another scenario or site; nothing was deployed.
     """
     definitions = _definitions()
     site = load_site(request.choice)
@@ -148,6 +159,8 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
     offered = scenarios_beside(request.files or named)
     wanted = [each for definition in definitions for each in _wanted(definition, request, offered) if each.has_tests]
     _check_names(wanted, request, cluster)
+    for each in wanted:
+        each.schedules(request)
     with get_client(sync_client=True) as client:
         moved = _moved(client, wanted, request, cluster)
         for block in BLOCKS:
@@ -191,30 +204,45 @@ def _check_names(wanted: Iterable[_Wanted], request: Request, cluster: str) -> N
 
 
 def _moved(client: SyncPrefectClient, wanted: Iterable[_Wanted], request: Request, cluster: str) -> dict[str, str]:
-    """Where the scenarios of deployments that are to be replaced were until now, if elsewhere: by deployment.
+    """What the deployments that are to be replaced were for, where that is another place or cluster: by deployment.
 
     Raises:
-        InvalidInput: It is another scenario, which would not be run any more.
+        InvalidInput: It is another scenario, or another site, which would not be run any more.
     """
     found = {}
-    for each in wanted if request.files else ():
+    system = _site_parameters(client, request).get("system")
+    for each in wanted:
         name = f"{each.flow.name}/{each.name(request, cluster)}"
         try:
             former = client.read_deployment_by_name(name)
         except ObjectNotFound:
             continue
-        place = _place(str(former.parameters.get("scenario", "")), former.pull_steps)
-        if each.file is None or place == _place(str(each.file), [_pull_step(request)]):
+        advice = f"or remove that one first: prefect deployment delete {name}"
+        if each.is_of_site and (other := _tagged(former, "cluster:")) not in ("", cluster):
+            if former.parameters.get("system") not in (None, system):
+                raise InvalidInput(
+                    f"it would replace the deployment {name} of the cluster {other}",
+                    subject=cluster,
+                    advice=f"Name the scenarios, so that each cluster has deployments of its own, {advice}",
+                )
+            found[f"deployment {name}"] = f"the cluster {other}"
+        if each.file is None or not request.files:
             continue
-        scenario = next((tag for tag in former.tags if tag.startswith("scenario:")), None)
-        if scenario and scenario not in each.tags(cluster):
-            raise InvalidInput(
-                f"it would replace the deployment {name} of {place}",
-                subject=str(each.file),
-                advice=f"Rename the file, or remove that one first: prefect deployment delete {name}",
-            )
-        found[f"deployment {name}"] = place
+        place = _place(str(former.parameters.get("scenario", "")), former.pull_steps)
+        if place != _place(str(each.file), [_pull_step(request)]):
+            if _tagged(former, "scenario:") not in ("", each.offered[str(each.file)].name):
+                raise InvalidInput(
+                    f"it would replace the deployment {name} of {place}",
+                    subject=str(each.file),
+                    advice=f"Rename the file, {advice}",
+                )
+            found[f"deployment {name}"] = place
     return found
+
+
+def _tagged(deployment: DeploymentResponse, kind: str) -> str:
+    """What a tag of a deployment names; empty where it has none of this kind."""
+    return next((tag.removeprefix(kind) for tag in deployment.tags if tag.startswith(kind)), "")
 
 
 def _place(scenario: str, pull_steps: Sequence[Mapping[str, Any]] | None) -> str:

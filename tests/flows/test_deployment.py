@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -21,7 +22,7 @@ from prefect.states import Cancelled, Crashed, Failed, Pending, Running, Suspend
 
 from nightbridge.errors import InvalidInput
 from nightbridge.flows.deploy import Request, deploy, start_night
-from nightbridge.models import StoreSettings, utc_now
+from nightbridge.models import SiteChoice, StoreSettings, utc_now
 from nightbridge.nights.records import NightStart, record_start
 from nightbridge.store.protocol import open_store
 from tests.real.prefect_server import PrefectServer
@@ -140,9 +141,35 @@ def test_two_files_whose_deployments_would_have_one_name_are_refused(
         next(deploy(Request(files=files)))
 
 
-def test_a_deployment_of_another_scenario_is_not_replaced(
-    client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"cron": "0 25 * * *"}, r'0 25 \* \* \*: Invalid cron string: "0 25'),
+        ({"timezone": "Europe/Berln"}, 'Europe/Berln: Invalid timezone: "Europe/Berln"'),
+    ],
+)
+def test_a_schedule_that_is_none_is_refused_before_anything_is_made(
+    wrong: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("nightbridge.flows.deploy.get_client", None)
+
+    with pytest.raises(InvalidInput, match=said):
+        next(deploy(Request(files=(scenario_file(Path("one.toml"), "one"),), **wrong)))
+
+
+@pytest.fixture
+def without_ours(client: SyncPrefectClient) -> Iterator[None]:
+    """Removes in the end what a test has deployed of its own."""
+    before = {each.id for each in client.read_deployments()}
+    yield
+    for each in client.read_deployments():
+        if each.id not in before:
+            client.delete_deployment(each.id)
+
+
+@pytest.mark.usefixtures("client", "without_ours")
+def test_a_deployment_of_another_scenario_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def deploy_in(folder: str, scenario: str) -> list[str]:
         file = scenario_file(tmp_path / folder / "ours.toml", scenario)
         monkeypatch.chdir(file.parent)
@@ -156,9 +183,37 @@ def test_a_deployment_of_another_scenario_is_not_replaced(
 
     assert first == again == [f"deployment {name}"]
     assert elsewhere == [f"deployment {name}, no longer for {tmp_path}/one/ours.toml"]
-    for each in client.read_deployments():
-        if "-ours-" in each.name:
-            client.delete_deployment(each.id)
+
+
+ONE_DEPLOYMENT = """
+name: nightbridge
+deployments:
+  - name: ours
+    entrypoint: nightbridge.flows.nightly.nightly
+    description: A night.
+    tags: [nightbridge]
+    parameters: {scenario: ours.toml}
+    work_pool: {name: nightbridge, work_queue_name: nights}
+"""
+
+
+@pytest.mark.usefixtures("client", "without_ours")
+def test_the_deployments_of_another_site_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "prefect.yaml").write_text(ONE_DEPLOYMENT)
+    scenario_file(tmp_path / "ours.toml", "ours")
+
+    def deploy_for(system: str, cluster: str) -> list[str]:
+        site = f'workspace = "{tmp_path}/{cluster}"\n[cluster]\nkind = "local"\nname = "{cluster}"\n'
+        (tmp_path / system).write_text(site)
+        return [line for line in deploy(Request(choice=SiteChoice(system=system))) if "ours" in line]
+
+    name = "nightly-regression/ours"
+    first, renamed = deploy_for("a.toml", "a"), deploy_for("a.toml", "a2")
+    with pytest.raises(InvalidInput, match=f"b: it would replace the deployment {name} of the cluster a2"):
+        deploy_for("b.toml", "b")
+
+    assert first == [f"deployment {name}"]
+    assert renamed == [f"deployment {name}, no longer for the cluster a"]
 
 
 def test_prefect_deploy_makes_the_same_deployments_of_the_same_file(
