@@ -71,3 +71,21 @@ def test_a_pull_request_that_is_pushed_again_the_same_day_is_tried_at_its_new_co
 
     assert answered == [first, main]
     assert pushed == [again, main]
+
+
+def test_a_branch_that_was_never_pushed_is_no_change_that_fails(
+    tmp_path: Path, environments_dir: Path, prefect_server: PrefectServer
+) -> None:
+    site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
+    repositories = make_practice_repositories(tmp_path / "practice")
+    file = write_scenario(tmp_path / "conf", repositories, "one", Entry(id="tried", cmd_args=FEW_STEPS))
+    comment = tmp_path / "comment.md"
+
+    told = nightbridge(
+        "try", file, "--bridge", "typo", "--system", site, "--markdown", comment, environment=prefect_server.environment
+    )
+
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "has no such branch, tag or commit" in told.stderr
+    assert not comment.exists()
+    assert not (tmp_path / "workspace" / "runs").exists()
