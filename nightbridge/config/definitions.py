@@ -3,6 +3,7 @@
 References to secrets stay references, and a literal token becomes one immediately.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,7 +179,7 @@ def _gate(table: TestTable, file: str, findings: Findings) -> GatePolicy:
     if gate.golden is None:
         return gate
     path = (Path(file).parent / gate.golden).absolute()
-    if not path.is_file():
+    if not os.path.isfile(path):
         findings.problem(("gate", "golden"), f"no such file: {path}")
     return gate.model_copy(update={"golden": str(path)})
 

@@ -115,12 +115,12 @@ def current_image(written: str, importer: Callable[[], Importer]) -> str:
 
 def is_path(text: str) -> bool:
     """Whether an image is named by its path: pyxis' rule, and a relative path to a file that is there."""
-    return text.startswith(("/", ".", "~")) or text.endswith(".sqsh") or Path(text).is_file()
+    return text.startswith(("/", ".", "~")) or text.endswith(".sqsh") or os.path.isfile(text)
 
 
 def _existing(written: str) -> Path:
     path = Path(written).expanduser().absolute()
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InvalidInput("no such image file", subject=str(path), advice="Check container_image")
     return path
 

@@ -1,8 +1,8 @@
 """Container, mounts, time and nodes: what the site must be able to give."""
 
+import os
 import re
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.parser_source import launcher_of, passes_every_image_on
@@ -109,7 +109,8 @@ def _image_grammar(run: RuleContext) -> Iterator[str]:
 def _image_file(run: RuleContext) -> Iterator[str]:
     """An image file that is not there ends the run before it is submitted; another machine may see more folders."""
     image = str(run.args.get("container_image") or "")
-    if image.startswith("/") and not Path(image).exists():
+    # Path.exists raises where this user cannot enter a folder.
+    if image.startswith("/") and not os.path.exists(image):
         yield f"cmd_args.container_image = {image!r}: no such file on this machine; check the path"
 
 

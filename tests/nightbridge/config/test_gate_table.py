@@ -81,6 +81,7 @@ def test_confirming_runs_of_an_older_file_are_half_as_many_pairs_and_it_is_said(
     ("tables", "violation"),
     [
         ('[gate]\ngolden = "nowhere.json"', "no such file"),
+        (f'[gate]\ngolden = "{"long" * 99}.json"', "no such file"),
         ("[gate]\nlimits.speed = { max = 1 }", "speed"),
         ("[gate]\nstep_tim = 0.1", "step_tim"),
         ("[gate]\nsigmas = 0", "greater than 0"),

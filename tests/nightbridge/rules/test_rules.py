@@ -89,6 +89,8 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("experts-parallel", {"ep": 4}, {}, "llama3_8b is a dense model without experts"),
     ("experts-parallel", {"ep": 256, "model_recipe_name": "qwen3_30b_a3b"}, {}, "the 128 experts of qwen3_30b_a3b"),
     ("image-file", {"container_image": "/no/such/image.sqsh"}, {}, "no such file on this machine"),
+    # As in a folder that this user cannot enter, which is none to root, the system answers with an error.
+    ("image-file", {"container_image": f"/{'long' * 99}.sqsh"}, {}, "no such file on this machine"),
     ("gpus-of-type", {"gpu_type": "gb200", "gpus_per_node": 8}, {}, "nodes of gb200 have 4 GPUs"),
     (
         "flag-decided",
