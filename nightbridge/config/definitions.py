@@ -15,6 +15,7 @@ from nightbridge.config.arguments import (
     Arguments,
     SweepChoice,
     holds_secret,
+    names_secret,
     read_arguments,
     read_hetero_arguments,
     read_secret,
@@ -263,9 +264,11 @@ def _split_secrets(
         if not isinstance(value, str):
             continue  # swept over
         path = ("extra_env_vars", name)
-        named = value.startswith(REFERENCE_PREFIXES) or (value and SECRET_NAME.search(name))
+        named = value.startswith(REFERENCE_PREFIXES) or names_secret(name, value)
         if not named and not holds_secret(value):
             variables[name] = value
+            if value and SECRET_NAME.search(name):
+                findings.warn(path, "is passed on as it is written, for it looks like no secret; write one as env:NAME")
         elif not named and expands(value):
             # Only a command in the container fills such a value in, and every command is in the launcher's arguments.
             variables[name] = value

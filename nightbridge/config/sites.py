@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from nightbridge.config.arguments import SECRET_NAME, holds_secret, read_secret
+from nightbridge.config.arguments import holds_secret, names_secret, read_secret
 from nightbridge.config.cloudai_compat import check_options, sbatch_options
 from nightbridge.config.documents import Document, Findings, KeyPath, Layer, Layered, merge, read_document, validated
 from nightbridge.errors import InvalidInput
@@ -87,7 +87,7 @@ def _check_variables(variables: Mapping[str, str], findings: Findings) -> None:
     """Warn of secrets among the variables of every run, which are part of the launcher's arguments."""
     base: KeyPath = ("global_env_vars",) if "global_env_vars" in findings.source.table else ("cluster", "env_vars")
     for name, value in variables.items():
-        if SECRET_NAME.search(name) or holds_secret(value):
+        if names_secret(name, value) or holds_secret(value):
             findings.warn(
                 (*base, name),
                 "contains a secret, which process lists and logs will show; write it as env:NAME in the tests' "
@@ -164,9 +164,10 @@ def _cloudai_site(document: Document, findings: Findings) -> dict[str, Any]:
     )
     if system is None:
         return {}
-    for name in filter(SECRET_NAME.search, system.global_env_vars):
-        path = ("global_env_vars", name)
-        findings.problem(path, "contains a secret; write it as env:NAME in the tests' extra_env_vars")
+    for name, value in system.global_env_vars.items():
+        if names_secret(name, value):
+            path = ("global_env_vars", name)
+            findings.problem(path, "contains a secret; write it as env:NAME in the tests' extra_env_vars")
     cluster: dict[str, Any] = {
         "kind": "slurm",
         "name": system.name,

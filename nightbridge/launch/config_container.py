@@ -16,6 +16,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.files import read_regular
 from nightbridge.launch.config_schema import ConfigSchema, hydra_value, released_schema
 from nightbridge.launch.flags import HEAD, V0_5_0
+from nightbridge.masking import MASK
 from nightbridge.models import Model
 
 SIZES = ("model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "model.context_parallel_size")
@@ -162,6 +163,9 @@ class Difference(Model):
     after: Any = None
 
 
+_MASKED = b"(masked)"
+"""What is read for a masked value, which begins with a star: YAML takes it for a reference to another value."""
+
 _MAX_DEPTH = 64
 _MAX_EVENTS = 200_000
 _MAX_NUMBER_LENGTH = 400
@@ -214,6 +218,7 @@ def parse_container(data: bytes, path: Path) -> ConfigContainer:
     """
     import yaml
 
+    data = data.replace(MASK.encode(), _MASKED)
     try:
         check_yaml(data)
         table = yaml.load(data, Loader=yaml.CSafeLoader)

@@ -367,6 +367,17 @@ def test_an_environment_variable_that_is_named_like_a_secret_becomes_a_reference
     assert "verysecret" not in scenario.model_dump_json()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("HF_HUB_DISABLE_IMPLICIT_TOKEN", "true"), ("MAX_TOKEN", "4096"), ("SORT_KEY", "name")]
+)
+def test_a_switch_or_a_number_is_no_secret_whatever_its_name(write: Write, name: str, value: str) -> None:
+    scenario = config.load(write(TEST + f'[extra_env_vars]\n{name} = "{value}"\n'))
+
+    (test,) = scenario.tests
+    assert (test.extra_env_vars, test.secrets) == ({name: value}, {})
+    assert f"extra_env_vars.{name}: is passed on as it is written" in "".join(scenario.warnings)
+
+
 TOKEN = "ghp_" + "verysecret0" * 4
 
 

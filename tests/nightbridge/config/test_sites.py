@@ -73,7 +73,7 @@ def test_an_option_of_sbatch_that_is_decided_here_is_said_to_have_no_effect(writ
 
 
 def test_a_secret_among_the_variables_of_every_run_is_reported(write: Write) -> None:
-    text = '[cluster.env_vars]\nHTTPS_PROXY = "http://svc:verysecret@proxy"\nHF_TOKEN = "x"\nNCCL_DEBUG = "INFO"\n'
+    text = '[cluster.env_vars]\nHTTPS_PROXY = "http://svc:verysecret@proxy"\nHF_TOKEN = "hf_x"\nNCCL_DEBUG = "INFO"\n'
     site, warnings = load_site(write(text))
 
     assert set(site.cluster.env_vars) == {"HTTPS_PROXY", "HF_TOKEN", "NCCL_DEBUG"}

@@ -5,7 +5,18 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.config_container import ConfigContainer, with_overrides
+from nightbridge.launch.config_container import ConfigContainer, parse_container, with_overrides
+from nightbridge.masking import mask_text
+
+
+def test_a_configuration_with_masked_values_is_read() -> None:
+    dumped = "model: {name: token}\ntrain:\n  key: token\n  all: [token, token]\n  url: https://token@x\n"
+
+    container = parse_container(mask_text(dumped, ["token"]).encode(), Path("c.yaml"))
+
+    assert container.table["model"] == {"name": "(masked)"}
+    assert container.table["train"] == {"key": "(masked)", "all": ["(masked)"] * 2, "url": "https://(masked)@x"}
+    assert container.lines["train.key"] == "c.yaml:3"
 
 
 @pytest.mark.parametrize(
