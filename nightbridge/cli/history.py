@@ -43,7 +43,7 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask whether it ma
 def history(
     choice: "SiteChoice",
     test_id: Annotated[
-        str, typer.Argument(metavar="[TEST]", help="A test's id, or TEST@NIGHT; all tests when left out.")
+        str, typer.Argument(metavar="[TEST]", help="A test's id, TEST@NIGHT or a run key; all tests when left out.")
     ] = "",
     since: Annotated[str, typer.Option("--since", metavar="NIGHT", help="Show nights from this one on.")] = "",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values on stdout.")] = False,
@@ -58,10 +58,11 @@ def history(
     """Show the trend of a test, and when the level of a metric shifted; without a test the last nights of all."""
     if of_all != (out is not None) or (of_all and test_id):
         raise InvalidInput("--all and --out belong together, without a test", advice="Give --all --out FILE")
-    from nightbridge.nights.records import find_test
+    from nightbridge.nights.records import find_test, is_run_key
 
     site = load_site(choice)
     opened = open_site_store(site)
+    run_key = test_id if is_run_key(test_id) else None
     test_id, until = find_test(opened, test_id) if test_id else ("", None)
     if rebuild:
         from nightbridge.history.reading import rebuild_history
@@ -70,7 +71,8 @@ def history(
     if test_id:
         from nightbridge.report.queries import history_of
 
-        _show_trends(site, opened, history_of(opened, test_id, cluster, until=until), since, as_json, as_csv)
+        found = history_of(opened, test_id, cluster, until=until, run_key=run_key)
+        _show_trends(site, opened, found, since, as_json, as_csv)
     elif out is None:
         _show_all_tests(opened, since, as_json, as_csv)
     else:
@@ -104,6 +106,7 @@ def _show_trends(
             *trend_lines(found.trends),
             *standing_lines(found.rows, found.trends),
             *decided,
+            *found.which_lines,
         ],
     )
 

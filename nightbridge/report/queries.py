@@ -18,6 +18,7 @@ from nightbridge.history.reading import StoredSeries, find_series, read_history
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict
 from nightbridge.nights.records import like_test, read_verdict
+from nightbridge.report.tables import format_point
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import Progress
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nightbridge.goldens.parity import CurveParity, Parity, ParityGate
+
+MAX_OTHERS = 5
+"""Further series of a test that are named."""
 
 OnProgress = Callable[[Progress], None]
 
@@ -40,6 +44,18 @@ class TestHistory(Model):
     rows: tuple[HistoryRow, ...]
     trends: tuple[Trend, ...]
     others: tuple[StoredSeries, ...]
+
+    @property
+    def which_lines(self) -> tuple[str, ...]:
+        """Which of the test's series this is, and what others there are; nothing where it is the only one."""
+        if not self.others:
+            return ()
+        point = format_point(dict(sorted(self.rows[-1].sweep_point.items()))) if self.rows else ""
+        shown = ", ".join(filter(None, (self.series, point)))
+        others = [f"{one.series} until {one.last_night}" for one in self.others[:MAX_OTHERS]]
+        more = len(self.others) - len(others)
+        rest = ", ".join([*others, *([f"{more} more"] if more else [])])
+        return (f"shown: {shown}; also there: {rest}. `nightbridge history RUN_KEY` shows the series of a run",)
 
     def to_dataframe(self) -> "pd.DataFrame":
         """One row for each run, the oldest first: the fields of `HistoryRow`, those of its summary beside them."""
@@ -92,19 +108,27 @@ def verify_stored(
 
 
 def history_of(
-    store: ObjectStore, test_id: str, cluster: str | None = None, *, until: str | None = None
+    store: ObjectStore,
+    test_id: str,
+    cluster: str | None = None,
+    *,
+    until: str | None = None,
+    run_key: str | None = None,
 ) -> TestHistory:
     """The history of a test up to a night: its series with the latest night, on one cluster or on any.
+
+    With a run key it is the series of that run: of a sweep another point, or an earlier configuration.
 
     Raises:
         InvalidInput: The store has no history of the test, or none of that night.
         DamagedData: A row cannot be read.
     """
     found = find_series(store, test_id, cluster)
-    for number, latest in enumerate(found):
+    for latest in found:
         rows = read_history(store, latest.cluster, latest.series)
+        has_run = run_key is None or any(row.run_key == run_key for row in rows)
         # Ids that differ only in what a slug leaves out are found together.
-        if rows and rows[0].test_id == test_id:
+        if rows and rows[0].test_id == test_id and has_run:
             rows = rows_until(rows, until)
             return TestHistory(
                 test_id=test_id,
@@ -112,10 +136,12 @@ def history_of(
                 series=latest.series,
                 rows=rows,
                 trends=trends(rows, decisions=read_decisions(store, latest.cluster, latest.series)),
-                others=found[number + 1 :],
+                others=tuple(one for one in found if one != latest),
             )
     where = f"{store.url}, cluster {cluster}" if cluster else store.url
-    raise InvalidInput("no history of this test", subject=f"{test_id} in {where}", advice=like_test(store, test_id))
+    raise InvalidInput(
+        "no history of this test", subject=f"{run_key or test_id} in {where}", advice=like_test(store, test_id)
+    )
 
 
 def compare_stored(

@@ -42,6 +42,24 @@ def test_an_export_is_of_all_tests_and_has_a_file(nightbridge: Program, url: str
     assert (code, "Give --all --out FILE" in err) == (2, True)
 
 
+def test_the_history_of_a_sweep_says_which_point_it_shows(nightbridge: Program, tmp_path: Path) -> None:
+    store = DirectoryStore(StoreSettings(url=f"file://{tmp_path}/store"))
+    rows = [
+        make_row(sweep_point={"cmd_args.tp": tp}).model_copy(update={"series": f"llama3-8b-{tp:012x}"}) for tp in (1, 2)
+    ]
+    for row in rows:
+        put_row(store, row)
+    tests = tuple(NightTest(test_id=row.test_id, run_key=row.run_key) for row in rows)
+    begun = {"scenario": "practice", "cluster": "dgx", "workspace": tmp_path, "begun_at": utc_now()}
+    record_start(store, NightStart.model_validate({"night": rows[0].night, "tests": tests, **begun}))
+    options = ("--store", store.url, "--workspace", str(tmp_path / "ws"))
+
+    latest, first = (nightbridge("history", name, *options)[1] for name in ("llama3-8b", rows[0].run_key))
+
+    assert "shown: llama3-8b-000000000002, tp = 2; also there: llama3-8b-000000000001 until" in latest
+    assert "shown: llama3-8b-000000000001, tp = 1; also there: llama3-8b-000000000002 until" in first
+
+
 @pytest.mark.parametrize("command", ["bisect", "attribute"])
 def test_a_search_that_names_a_run_of_a_sweep_is_about_its_point(
     nightbridge: Program, tmp_path: Path, command: str

@@ -180,6 +180,33 @@ class TestHistory:
         ]
         assert found.trends[0].values == (1.0, 1.0)
 
+    def test_of_a_sweep_it_says_which_point_it_shows_and_another_is_shown_by_one_of_its_runs(
+        self, store: DirectoryStore, make_row: Callable[..., HistoryRow]
+    ) -> None:
+        rows = [
+            make_row(sweep_point={"cmd_args.tp": tp}).model_copy(update={"series": f"llama3-8b-{tp:012x}"})
+            for tp in range(1, 9)
+        ]
+        for row in rows:
+            put_row(store, row)
+
+        latest, third = history_of(store, "llama3-8b"), history_of(store, "llama3-8b", run_key=rows[2].run_key)
+
+        (line,) = latest.which_lines
+        assert line.startswith("shown: llama3-8b-000000000008, tp = 8; also there: llama3-8b-000000000007 until 2026")
+        assert ", 2 more. `nightbridge history RUN_KEY` shows" in line
+        assert (third.rows, len(third.others)) == ((rows[2],), 7)
+        assert third.which_lines[0].startswith("shown: llama3-8b-000000000003, tp = 3; also there: ")
+        with pytest.raises(InvalidInput, match="no history of this test"):
+            history_of(store, "llama3-8b", run_key="llama3-8b-2026-11-09-ffffffffff")
+
+    def test_a_test_with_one_series_needs_no_word_about_it(
+        self, store: DirectoryStore, make_row: Callable[..., HistoryRow]
+    ) -> None:
+        put_row(store, make_row())
+
+        assert history_of(store, "llama3-8b").which_lines == ()
+
     def test_one_cluster_may_be_asked_for(self, store: DirectoryStore, make_row: Callable[..., HistoryRow]) -> None:
         row = make_row()
         later = make_row(night="2026-12-01").model_copy(update={"cluster": "other/one"})
