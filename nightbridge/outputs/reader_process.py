@@ -43,8 +43,8 @@ from nightbridge.processes import own_program
 AT_ONCE = 4
 """Children of one process that read whole runs; one more for each folder of runs whose logs are followed."""
 
-CPU_SECONDS, CPU_SECONDS_PER_MIB = 10.0, 1.0
-"""For each file, and for what is computed from it: ten times what the slowest reader takes."""
+CPU_SECONDS, CPU_SECONDS_PER_MIB = 10.0, 10.0
+"""For each file, and for what is computed from it: ten times what the slowest takes, a log full of short complaints."""
 WALL_PER_CPU = 6
 """How much longer a child may take by the clock: other processes need the machine as well, and a disk may be slow."""
 MEMORY = 4 << 30

@@ -14,6 +14,7 @@ from nightbridge import files
 from nightbridge.errors import DamagedData
 from nightbridge.files import Confinement, RefusedFile
 from nightbridge.outputs import reader_process
+from nightbridge.outputs.logs import read_logs
 from nightbridge.outputs.reader_process import ReaderDied, call_shared, read_in_child
 from tests.nightbridge.outputs import misbehaving_readers as readers
 from tests.nightbridge.outputs.misbehaving_readers import Answer, Folder
@@ -50,6 +51,17 @@ def test_the_file_over_which_a_child_dies_is_damage_and_the_others_are_read(
     assert (found["a"], found["c"]) == ("read", "read")
     assert reason in found["b"]
     assert reason in found["d"]
+
+
+def test_a_log_of_short_complaints_is_read_in_a_part_of_its_time(tmp_path: Path) -> None:
+    log = tmp_path / "log.out"
+    log.write_text("[rank3]: error: retrying\n" * 10_000)
+    before = time.process_time()
+
+    read_logs([log])
+
+    taken = time.process_time() - before
+    assert taken < reader_process.CPU_SECONDS_PER_MIB * log.stat().st_size / (1 << 20) / 3
 
 
 def test_a_run_over_whose_every_file_children_die_is_damage_with_the_reasons(folder: Path) -> None:
