@@ -134,6 +134,19 @@ def _runtime(run: RuleContext) -> Iterator[str]:
         )
 
 
+_FOLDERS = "save_dir load_dir pretrained_checkpoint wandb_save_dir"
+_ABSOLUTE = re.compile(r"/|[a-z][a-z0-9+.-]*://")
+
+
+@rule("path-absolute", _LAUNCHER, cmd_args(_FOLDERS), alone=True)
+def _absolute(run: RuleContext) -> Iterator[str]:
+    """The job runs in a checkout of the code, which is shared and never changes, and not where the test file lies."""
+    for field in _FOLDERS.split():
+        path = str(run.args.get(field) or "")
+        if path and not _ABSOLUTE.match(path):
+            yield f"cmd_args.{field} = {path!r} is no absolute path; write it whole, from / on"
+
+
 @rule("mount-syntax", _PYXIS, ("extra_container_mounts",))
 def _mounts(run: RuleContext) -> Iterator[str]:
     """Pyxis refuses other forms when the job starts."""
