@@ -8,6 +8,7 @@ from pathlib import Path
 from nightbridge.errors import NightbridgeError, PermanentError
 from nightbridge.files import open_workspace
 from nightbridge.images.enroot import find_enroot
+from nightbridge.launch.plan import check_workspace
 from nightbridge.models import Model, SecretRef, Site
 from nightbridge.nights.prefect_api import configured_server
 from nightbridge.repos.environments import is_base_ready
@@ -58,6 +59,7 @@ def checks(site: Site, open_store: Callable[[], ObjectStore]) -> Iterator[Check]
 
 
 def _workspace(site: Site) -> str:
+    check_workspace(site.workspace)
     found = _folder(site.workspace.absolute())
     if site.workspace.is_dir():
         open_workspace(site.workspace)

@@ -18,7 +18,7 @@ from nightbridge.history.reading import last_good_dump, series_of
 from nightbridge.images.enroot import find_enroot
 from nightbridge.images.image import Importer, current_image, pull_image
 from nightbridge.images.on_node import NodeImporter
-from nightbridge.launch.plan import make_plan
+from nightbridge.launch.plan import check_workspace, make_plan
 from nightbridge.models import Checkout, ClusterLimits, Image, Job, LaunchPlan, RunSpec, Scenario, Site, Violation
 from nightbridge.repos.clone import current_commits, make_checkout
 from nightbridge.rules import check, check_dumped, errors_of
@@ -63,6 +63,8 @@ def prepare(run: RunSpec, site: Site) -> ClusterLimits:
     Raises:
         InvalidInput: The run breaks a rule.
     """
+    if run.test.has_launcher:
+        check_workspace(site.workspace)
     _check_place(site)
     limits = cluster_of(site).limits()
     _refuse_errors(run, check(run, limits))

@@ -261,10 +261,11 @@ def demo(
     prepare_only: Annotated[
         bool, typer.Option("--prepare", help="Only make the launcher's environment and the practice repositories.")
     ] = False,
-) -> None:
+) -> int:
     """Run the whole pipeline on this machine, from nothing: two tests, several nights, one with a slower commit.
 
-    Needs a checkout of nightbridge, which holds the practice workload.
+    Needs a checkout of nightbridge, which holds the practice workload. A regression is no failure of the demo: its exit
+    code is that of the other verdicts.
     """
     examples = Path(nightbridge.__file__).resolve().parents[1] / "examples"
     if not (examples / "practice").is_dir():
@@ -273,9 +274,12 @@ def demo(
             subject=str(examples),
             advice="Clone the repository of nightbridge and run `make demo` there",
         )
+    from nightbridge.launch.plan import check_workspace
     from nightbridge.models import SiteChoice
+    from nightbridge.models.verdict import exit_code_of
 
     folder = Path(workspace or ".nightbridge").absolute()
+    check_workspace(folder)
     # Prefect reads its settings once, when it is imported: the demo has its own server and database, and logs less.
     open_workspace(folder)
     home = folder / "demo-prefect"
@@ -291,7 +295,7 @@ def demo(
     if prepare_only:
         repositories = nights.prepare(folder)
         note(f"launcher environment and practice repositories are ready: {repositories.bridge_url}")
-        return
+        return 0
     site = folder / "demo" / "site.toml"
     shown = site.relative_to(Path.cwd()) if site.is_relative_to(Path.cwd()) else site
     options = SiteChoice(system=str(shown)).as_options()
@@ -305,6 +309,8 @@ def demo(
     print(f"report of the night that slowed down: {nights.slow_night(reports).report}")
     print(f"report of the last night: {reports[-1].report}")
     print(f"next: nightbridge history llama-small{options}")
+    verdicts = [verdict for report in reports for verdict in report.verdicts]
+    return exit_code_of(verdict.status for verdict in verdicts if verdict.exit_code != 1)
 
 
 def practice_nights(examples: Path) -> ModuleType:

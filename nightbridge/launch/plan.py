@@ -279,6 +279,16 @@ def _check_words(words: Iterable[str], known_good: set[str], check: Callable[[st
         )
 
 
+def check_workspace(workspace: Path) -> None:
+    """Refuse a workspace whose path, which is in almost every word, the launcher's batch script would alter.
+
+    Raises:
+        InvalidInput: White space, a quote or another character that is not passed on.
+    """
+    if reason := why_unsafe(str(workspace.absolute())):
+        raise InvalidInput(f"its path {reason}", subject=str(workspace), advice="Choose another workspace")
+
+
 def _check_workspace(image: Image, attempt_dir: Path) -> None:
     """Without a container NeMo-Run replaces "/nemo_run" in its whole batch script, also inside a longer path."""
     if image.kind == "none" and JOB_FOLDER in str(attempt_dir):

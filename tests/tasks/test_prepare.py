@@ -1,4 +1,4 @@
-"""Where an image is imported."""
+"""Where an image is imported, and what is refused before that."""
 
 from pathlib import Path
 from typing import get_args
@@ -8,7 +8,8 @@ import pytest
 from nightbridge.errors import InvalidInput
 from nightbridge.images.on_node import NodeImporter
 from nightbridge.models import ClusterSettings, ImageImport, Site
-from nightbridge.tasks.prepare import _importer
+from nightbridge.tasks.prepare import _importer, prepare
+from tests.builders import make_spec
 
 KINDS = get_args(ClusterSettings.model_fields["kind"].annotation)
 
@@ -29,3 +30,12 @@ def test_every_kind_of_slurm_has_nodes_to_import_on(kind: str, tmp_path: Path) -
 def test_this_machine_alone_has_none(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r'this cluster has no Slurm.*on = "host"'):
         _importer(site_of("local", tmp_path))
+
+
+def test_a_workspace_whose_path_the_launcher_would_alter_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
+    site = Site(workspace=tmp_path / "my repo")
+
+    with pytest.raises(InvalidInput, match="my repo: its path contains white space"):
+        prepare.fn(make_spec(), site)
+
+    assert list(tmp_path.iterdir()) == []

@@ -60,6 +60,13 @@ def test_a_mistyped_path_is_bad_and_is_not_made(tmp_path: Path, subject: str) ->
     assert not mistyped.parent.exists()
 
 
+def test_a_workspace_whose_path_the_launcher_would_alter_is_bad(tmp_path: Path) -> None:
+    found = findings_of(Site(workspace=tmp_path / "my repo"))
+
+    assert [each.subject for each in found.values() if not each.healthy] == ["workspace"]
+    assert "my repo: its path contains white space, which the batch script would split" in found["workspace"].what
+
+
 def test_a_disk_that_is_almost_full_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "LEAST_FREE", 1 << 60)
 

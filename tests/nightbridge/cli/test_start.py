@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from nightbridge.cli import start
-from nightbridge.models import NightReport, VerdictStatus
+from nightbridge.models import NightReport, Verdict, VerdictStatus
 from tests.builders import make_verdict
 from tests.nightbridge.cli.conftest import Program
 from tests.nightbridge.config.test_toml_writer import SCRIPT
@@ -148,22 +148,47 @@ def test_it_takes_its_own_workload_beside_a_folder_of_that_name(place: Path) -> 
     assert (ended.returncode, ended.stdout.strip()) == (0, str(ROOT / "examples/practice/demo.py"))
 
 
-def test_what_it_says_to_do_next_names_the_demo_s_own_site(
+@pytest.fixture
+def demo_of(nightbridge: Program, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """Run the demo, in which one night ends with these verdicts."""
+
+    def demo(*verdicts: Verdict) -> tuple[int, str, str]:
+        report = NightReport(scenario="nightly", night="2026-11-21", verdicts=verdicts, report="report")
+
+        def run_demo(_folder: Path, show: Callable[..., None]) -> list[NightReport]:
+            show(SimpleNamespace(subject="Slower"), report)
+            return [report]
+
+        nights = SimpleNamespace(NIGHTS=(1,), run_demo=run_demo, slow_night=lambda reports: reports[0])
+        monkeypatch.setattr(start, "practice_nights", lambda _examples: nights)
+        monkeypatch.setattr(os, "environ", dict(os.environ))  # it sets Prefect's home and level of logging
+        return nightbridge("demo")
+
+    return demo
+
+
+def test_a_demo_whose_runs_are_invalid_ends_with_their_exit_code(demo_of: Callable[..., tuple[int, str, str]]) -> None:
+    slow = make_verdict(VerdictStatus.REGRESSED, "slow", test_id="llama-small")
+    invalid = make_verdict(VerdictStatus.INVALID, "no such recipe", test_id="deepseek-small")
+
+    assert demo_of(slow, invalid)[0] == 2
+
+
+def test_a_demo_is_refused_in_a_folder_whose_path_the_launcher_would_alter(
     nightbridge: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    verdict = make_verdict(VerdictStatus.REGRESSED, "slow", test_id="llama-small")
-    report = NightReport(scenario="nightly", night="2026-11-21", verdicts=(verdict,), report="report")
+    (tmp_path / "my repo").mkdir()
+    monkeypatch.setattr(start, "practice_nights", lambda _examples: None)
 
-    def run_demo(_folder: Path, show: Callable[..., None]) -> list[NightReport]:
-        show(SimpleNamespace(subject="Slower"), report)
-        return [report]
+    code, _, err = nightbridge("demo", "--workspace", "my repo/.nightbridge")
 
-    nights = SimpleNamespace(NIGHTS=(1,), run_demo=run_demo, slow_night=lambda reports: reports[0])
-    monkeypatch.setattr(start, "practice_nights", lambda _examples: nights)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "environ", dict(os.environ))  # it sets Prefect's home and level of logging
+    assert code == 2
+    assert "my repo/.nightbridge: its path contains white space" in err
+    assert list((tmp_path / "my repo").iterdir()) == []
 
-    code, out, err = nightbridge("demo")
+
+def test_what_it_says_to_do_next_names_the_demo_s_own_site(demo_of: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = demo_of(make_verdict(VerdictStatus.REGRESSED, "slow", test_id="llama-small"))
 
     told = [line for line in (out + err).splitlines() if "next: nightbridge" in line]
     assert (code, len(told)) == (0, 2)
