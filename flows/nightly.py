@@ -58,6 +58,7 @@ from nightbridge.tasks.night import (
     keep_start,
     last_retry,
     make_plan,
+    own_night,
     plan_of,
     plan_of_this_run,
     read_scenario,
@@ -187,6 +188,8 @@ def _new_plan(
         # From here on, so that the loss of this host is noticed even before the plan is kept.
         process.enter_context(alive(site.workspace, str(flow_run.id)))
         wanted = read_scenario(scenario, tests)
+        chosen = own_night(chosen, wanted.name, site)
+        decided = chosen.night
         if tests:
             check_same_tests(wanted, chosen.night, site)
         return make_plan(wanted, chosen, site, choice)

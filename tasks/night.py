@@ -3,9 +3,10 @@
 Night and plan are settled at the first start and kept: every restart, and a cancellation, goes by them.
 """
 
-from collections.abc import Sequence
-from datetime import datetime, time
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, time
+from functools import partial
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 from zoneinfo import ZoneInfo
@@ -27,6 +28,7 @@ from nightbridge.nights.records import (
     NightTest,
     checked_night,
     new_night,
+    night_of_further_slot,
     night_of_slot,
     plan_path,
     read_plan,
@@ -35,7 +37,7 @@ from nightbridge.nights.records import (
     write_plan,
 )
 from nightbridge.rules import check_scenario
-from nightbridge.tasks.context import this_flow_run, this_night
+from nightbridge.tasks.context import run_log, this_flow_run, this_night
 from nightbridge.tasks.mirror import insist, on_server, show
 from nightbridge.tasks.prepare import check_place, node_limits, show_violations
 from nightbridge.tasks.site import store_of
@@ -141,6 +143,41 @@ def read_scenario(path: str, tests: Sequence[str] = ()) -> Scenario:
     """
     scenario = this_night().scenario or check_scenario(config.load(Path(path)))
     return config.only_tests(scenario, tests) if tests else scenario
+
+
+def own_night(chosen: ChosenNight, scenario: str, site: Site) -> ChosenNight:
+    """The night with an id that no other slot has taken: another deployment's, or one of before the schedule was moved.
+
+    Raises:
+        InvalidInput: Another cluster has the night in this store.
+    """
+    for name in _possible_nights(chosen):
+        earlier = patiently(partial(read_start, store_of(site), name, scenario))
+        if earlier is None:
+            return chosen.model_copy(update={"night": name})
+        if not _is_other_slot(earlier.slot, chosen.slot):
+            break
+        run_log().info("night %s is that of the slot at %s", name, earlier.slot)
+    if earlier.cluster != site.cluster.name:
+        raise InvalidInput(
+            f"the store has this night already, of cluster {earlier.cluster}, not of {site.cluster.name}",
+            subject=f"{scenario}, night {name}",
+            advice="Give each cluster a store of its own, such as a prefix in the store's URL, or the night another id",
+        )
+    return chosen.model_copy(update={"night": name})
+
+
+def _possible_nights(chosen: ChosenNight) -> Iterator[str]:
+    yield chosen.night
+    if chosen.slot is not None:
+        timed = night_of_further_slot(chosen.slot)
+        if timed != chosen.night:
+            yield timed
+        yield from (f"{timed}-{number}" for number in count(2))
+
+
+def _is_other_slot(one: datetime | None, other: datetime | None) -> bool:
+    return one is not None and other is not None and one.astimezone(UTC) != other.astimezone(UTC)
 
 
 def check_same_tests(scenario: Scenario, night: str, site: Site) -> None:

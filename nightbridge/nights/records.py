@@ -56,11 +56,13 @@ def night_of_slot(slot: datetime, slots_of_the_day: Iterable[datetime]) -> str:
         slot: When the schedule wanted the run to start, in the schedule's own time zone.
         slots_of_the_day: Every slot of the deployment on the slot's local date, in any order.
     """
-    day = slot.date().isoformat()
-    if slot <= min(slots_of_the_day, default=slot):
-        return day
+    return slot.date().isoformat() if slot <= min(slots_of_the_day, default=slot) else night_of_further_slot(slot)
+
+
+def night_of_further_slot(slot: datetime) -> str:
+    """The night of a slot that is not its day's first."""
     is_second_time_round = slot.fold == 1 and slot.utcoffset() != slot.replace(fold=0).utcoffset()
-    return f"{day}-{slot:%H%M}{'-2' if is_second_time_round else ''}"
+    return f"{slot:%Y-%m-%d-%H%M}{'-2' if is_second_time_round else ''}"
 
 
 def new_night(started: datetime | None = None) -> str:

@@ -1,6 +1,7 @@
 """Which night a scheduled flow run belongs to, by the schedules of its deployment, and when it was last retried."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from uuid import UUID, uuid4
 from zoneinfo import ZoneInfo
 
@@ -8,8 +9,11 @@ import pytest
 from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, State, StateType
 from prefect.client.schemas.schedules import CronSchedule
 
-from nightbridge.nights.records import checked_night
-from nightbridge.tasks.night import ChosenNight, NightSkipped, check_catch_up, night_of_schedule, retried_at
+from nightbridge.errors import InvalidInput
+from nightbridge.models import Site
+from nightbridge.nights.records import NightStart, checked_night, record_start
+from nightbridge.store.protocol import open_store
+from nightbridge.tasks.night import ChosenNight, NightSkipped, check_catch_up, night_of_schedule, own_night, retried_at
 
 BERLIN = "Europe/Berlin"
 
@@ -76,6 +80,53 @@ def test_a_deployment_made_again_since_still_gives_the_date_in_its_zone() -> Non
     chosen = night_of_schedule(flow_run(datetime(2026, 11, 21, tzinfo=UTC), uuid4()), [made_again], datetime.now(UTC))
 
     assert (chosen.night, chosen.slot) == ("2026-11-21", datetime(2026, 11, 21, 1, tzinfo=ZoneInfo(BERLIN)))
+
+
+# --- what the store has under a night's id ----------------------------------------------------------------------------
+
+
+def begun(site: Site, night: str, slot: datetime | None, cluster: str = "local") -> None:
+    start = NightStart(
+        night=night,
+        scenario="nightly",
+        cluster=cluster,
+        workspace=site.workspace,
+        begun_at=datetime.now(UTC),
+        slot=slot,
+    )
+    record_start(open_store(site.store_settings), start)
+
+
+def test_a_slot_of_another_deployment_or_of_a_schedule_that_was_moved_is_a_night_of_its_own(tmp_path: Path) -> None:
+    """Each of two deployments knows its own schedules only: for both theirs is the first slot of the day."""
+    site = Site(workspace=tmp_path)
+    one, other = (night(datetime(2026, 11, 21, hour, tzinfo=UTC), schedule(f"0 {hour + 1} * * *")) for hour in (0, 12))
+    begun(site, one.night, one.slot)
+
+    again, second = (own_night(chosen, "nightly", site) for chosen in (one, other))
+
+    assert (again.night, second.night) == ("2026-11-21", "2026-11-21-1300")
+    begun(site, second.night, second.slot)
+    assert own_night(other, "nightly", site) == second  # as where its flow run is started once more
+    in_new_york = night(datetime(2026, 11, 21, 18, tzinfo=UTC), schedule("0 13 * * *", "America/New_York"))
+    assert own_night(in_new_york, "nightly", site).night == "2026-11-21-1300-2"
+    assert own_night(other, "another", site) == other
+
+
+def test_a_night_by_hand_goes_on_with_the_night_whose_id_it_was_given(tmp_path: Path) -> None:
+    site, chosen = Site(workspace=tmp_path), ChosenNight(night="2026-11-21")
+    begun(site, chosen.night, datetime(2026, 11, 21, tzinfo=UTC))
+    assert own_night(chosen, "nightly", site) == chosen
+
+
+@pytest.mark.parametrize("slot", [None, datetime(2026, 11, 21, tzinfo=UTC)])
+def test_a_night_of_another_cluster_in_the_same_store_is_refused_before_anything_runs(
+    tmp_path: Path, slot: datetime | None
+) -> None:
+    site = Site(workspace=tmp_path)
+    begun(site, "2026-11-21", slot, cluster="ada")
+    with pytest.raises(InvalidInput, match=r"the store has this night already, of cluster ada.*store of its own"):
+        own_night(ChosenNight(night="2026-11-21", slot=slot), "nightly", site)
 
 
 # --- nights that could not begin in time -----------------------------------------------------------------------------
