@@ -152,7 +152,9 @@ def read_curves(event_files: Sequence[Path], logs: Sequence[Path]) -> Curves:
     step_tags = {column.tag for column in STEP_COLUMNS.values()} | set(_OTHER_STEP_TAGS)
     recorded = set(current.loc[current["tag"].isin(step_tags), "step"]) | set(records)
     steps = pd.DataFrame(index=pd.Index(sorted(recorded), dtype="int64", name="step"))
-    lives = _lives_of(table) or _lives(pd.DataFrame(_life_rows(log.steps), columns=_LIFE_COLUMNS))
+    # A life whose events were never flushed is in the log alone.
+    lives_by_log = _lives(pd.DataFrame(_life_rows(log.steps), columns=_LIFE_COLUMNS))
+    lives = max(_lives_of(table), lives_by_log, key=len)
     notes: list[str] = [_restarts(lives)] if len(lives) > 1 else []
     disagreements: list[str] = []
     filled: list[pd.DataFrame] = []

@@ -104,6 +104,17 @@ class TestFromTensorboard:
             (11, 50, 0.5),
         ]
 
+    def test_a_life_whose_events_were_never_flushed_is_found_in_the_log(
+        self, run_folder: RunFolder, step_line: type[StepLine], measured: Callable[..., Summary]
+    ) -> None:
+        run_folder.curves(range(21, 51))
+        lines = [step_line(step, seconds=0.25 + step / 10_000) for step in (*range(1, 31), *range(21, 51))]
+        run_folder.log("\n".join(line.step for line in lines))
+        summary = measured(50, 5)
+        assert [(life.first_step, life.last_step) for life in summary.lives] == [(1, 30), (21, 50)]
+        assert summary.steady_steps == 50 - 5 - 5
+        assert summary.notes[0].startswith("restarted once: iterations 1 to 30")
+
     def test_step_lines_that_a_launcher_wrote_twice_are_no_restarts(
         self, run_folder: RunFolder, step_line: type[StepLine], measured: Callable[..., Summary]
     ) -> None:
