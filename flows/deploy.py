@@ -1,6 +1,6 @@
 """`nightbridge deploy`: work pool, queues, blocks, result storage and deployments; and a night by hand.
 
-python -m nightbridge.flows.deploy night [ID]      start the nightly deployment for one night, or resume it
+python -m nightbridge.flows.deploy night [ID [DEPLOYMENT]]      start a nightly deployment for one night, or resume it
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import yaml
 from prefect.blocks.core import Block
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterIdempotencyKey
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterIdempotencyKey
 from prefect.client.schemas.objects import ConcurrencyOptions, FlowRun, State, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
@@ -36,9 +36,12 @@ from nightbridge.flows.forms import form_of, scenarios_beside
 from nightbridge.models import Model, Scenario, SiteChoice, slug
 from nightbridge.models import Site as SiteSettings
 from nightbridge.nights.records import checked_night, find_nights, new_night
+from nightbridge.tasks.mirror import away_is_transient
 from nightbridge.tasks.site import store_of
 
-DEPLOYMENT = f"{NIGHTLY}/nightly"
+NIGHTS = "nightly"
+"""The definition in prefect.yaml whose deployments run nights; those of files have these in their names, too."""
+
 PROJECT, DEFINITION = "nightbridge", "prefect.yaml"
 """The name in our file, which is in the current folder, as for `prefect deploy`, or else beside this module."""
 
@@ -333,28 +336,58 @@ def _make_queue(client: SyncPrefectClient, pool: str, name: str) -> str:
     return f"work queue {name} of {pool}: {queue.concurrency_limit or 'any number of'} flow run(s) at a time"
 
 
-def start_night(night: str) -> str:
-    """Start the nightly deployment for a night, or resume its flow run where that has ended.
+def start_night(night: str, name: str = "") -> str:
+    """Start a nightly deployment for a night, or resume its flow run where that has ended.
 
     A night that is over and passed is left alone: whoever wants it again starts another flow run of the deployment.
 
+    Args:
+        night: The night.
+        name: The deployment's; when empty that which had the night, else the only one, or `nightly`.
+
     Returns:
         What was done, with the flow run's id.
+
+    Raises:
+        InvalidInput: There is no such deployment, or it is not known which of several is meant.
+        PrefectAway: Prefect's server does not answer.
     """
-    with get_client(sync_client=True) as client:
-        deployment = client.read_deployment_by_name(DEPLOYMENT)
-        known = _flow_run_of(client, deployment, night)
+    with away_is_transient(f"night {night}"), get_client(sync_client=True) as client:
+        deployments = _nightly_deployments(client, name)
+        begun = {each.name: run for each in deployments if (run := _flow_run_of(client, each, night))}
+        deployment = _only([*begun] or [each.name for each in deployments], night)
+        known = begun.get(deployment)
         if known is None:
-            return _started(night)
+            return _started(deployment, night)
         assert known.state is not None
         what = f"night {night}: flow run {known.id}"
         if not known.state.is_final():
             return f"{what}, still {_in_words(known.state)}"
         if known.state.is_completed():
-            again = f"to run it again: .venv/bin/prefect deployment run {DEPLOYMENT} -p night={night}"
+            again = f"to run it again: .venv/bin/prefect deployment run {NIGHTLY}/{deployment} -p night={night}"
             return f"{what}, {_in_words(known.state)} before; {again}"
         client.set_flow_run_state(known.id, AwaitingRetry(message="`make night`"))
         return f"{what}, {_ENDS[known.state.type]} before; resumed"
+
+
+def _nightly_deployments(client: SyncPrefectClient, name: str) -> list[DeploymentResponse]:
+    of_nights = FlowFilter(name=FlowFilterName(any_=[NIGHTLY]))
+    found = client.read_deployments(flow_filter=of_nights)
+    kept = [each for each in found if each.name == name or (not name and f"{each.name}-".startswith(f"{NIGHTS}-"))]
+    if not kept:
+        others = f"One of {', '.join(sorted(each.name for each in found))}" if found else "Run `nightbridge deploy`"
+        raise InvalidInput("no such deployment of nights on this server", subject=name or NIGHTS, advice=others)
+    return kept
+
+
+def _only(names: Sequence[str], night: str) -> str:
+    """The only one of several deployments; of those that never had the night, the one that prefect.yaml names."""
+    if len(names) == 1:
+        return names[0]
+    if NIGHTS in names:
+        return NIGHTS
+    advice = f"make night NIGHT={night} DEPLOYMENT={' or '.join(sorted(names))}"
+    raise InvalidInput("several deployments run nights", subject=night, advice=advice)
 
 
 _ENDS = {StateType.CRASHED: "crashed", StateType.FAILED: "failed", StateType.CANCELLED: "cancelled"}
@@ -365,18 +398,21 @@ def _in_words(state: State[Any]) -> str:
     return re.sub(r"\B(?=[A-Z])", " ", state.name or state.type.value).lower()
 
 
-def _started(night: str) -> str:
-    # The key makes one flow run of two calls at the same moment.
-    started = run_deployment(
-        DEPLOYMENT, parameters={"night": night}, idempotency_key=f"night-{night}", timeout=0, as_subflow=False
-    )
+def _key(deployment: str, night: str) -> str:
+    """The key that makes one flow run of two calls at the same moment; all deployments of the flow share its keys."""
+    return f"night-{night}" if deployment == NIGHTS else f"night-{night}-{deployment}"
+
+
+def _started(deployment: str, night: str) -> str:
+    key, name = _key(deployment, night), f"{NIGHTLY}/{deployment}"
+    started = run_deployment(name, parameters={"night": night}, idempotency_key=key, timeout=0, as_subflow=False)
     flow_run = cast("FlowRun", started)  # Prefect types what serves sync and async callers as either
     return f"night {night}: flow run {flow_run.id}, started"
 
 
 def _flow_run_of(client: SyncPrefectClient, deployment: DeploymentResponse, night: str) -> FlowRun | None:
     """The deployment's flow run of a night: the one that began it last, be it the schedule's, else the one by hand."""
-    by_hand = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=[f"night-{night}"]))
+    by_hand = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=[_key(deployment.name, night)]))
     found = [*_read(client, _recorded(deployment, night)), *client.read_flow_runs(flow_run_filter=by_hand)]
     own = [run for run in found if run.deployment_id == deployment.id]
     return next((run for run in own if run.state and not run.state.is_final()), own[0] if own else None)
@@ -403,11 +439,16 @@ def _read(client: SyncPrefectClient, flow_runs: Iterable[UUID]) -> list[FlowRun]
 
 
 def main(arguments: list[str]) -> int:
-    """Start or resume a night; return the exit code."""
-    if arguments[:1] != ["night"] or len(arguments) > 2:
+    """Start or resume a night; return the exit code, which is that of `nightbridge` for the same error."""
+    if arguments[:1] != ["night"] or len(arguments) > 3:
         print(__doc__, file=sys.stderr)
         return 2
-    print(start_night(checked_night(arguments[1]) if arguments[1:] else new_night()))
+    night, name = (*arguments[1:], "", "")[:2]
+    try:
+        print(start_night(checked_night(night) if night else new_night(), name))
+    except NightbridgeError as error:
+        print(f"nightbridge: {error}", file=sys.stderr)
+        return 2 if isinstance(error, InvalidInput) else 4
     return 0
 
 

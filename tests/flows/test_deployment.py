@@ -17,11 +17,11 @@ from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.objects import State, StateType
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Crashed, Failed, Pending, Running, Suspended
 
 from nightbridge.errors import InvalidInput
-from nightbridge.flows.deploy import Request, deploy, start_night
+from nightbridge.flows.deploy import Request, deploy, main, start_night
 from nightbridge.models import SiteChoice, StoreSettings, utc_now
 from nightbridge.nights.records import NightStart, record_start
 from nightbridge.store.protocol import open_store
@@ -339,6 +339,42 @@ def test_a_night_that_the_schedule_began_goes_on_as_its_own_flow_run(client: Syn
     printed = start_night(night)
 
     assert printed == f"night {night}: flow run {flow_run}, crashed before; resumed"
+
+
+@pytest.fixture
+def own_deployment(client: SyncPrefectClient, without_ours: None) -> str:
+    """A deployment of nights beside the one of prefect.yaml, as `nightbridge deploy FILE` makes it; its name."""
+    nightly = client.read_deployment_by_name(NIGHTLY)
+    client.create_deployment(flow_id=nightly.flow_id, name="nightly-ours-hopper", parameters=nightly.parameters)
+    return "nightly-ours-hopper"
+
+
+def test_a_night_of_an_own_deployment_is_started_and_goes_on_there(
+    client: SyncPrefectClient, own_deployment: str, tmp_path: Path
+) -> None:
+    night = new_night()
+    ours = client.read_deployment_by_name(f"nightly-regression/{own_deployment}").id
+
+    flow_run = flow_run_in(start_night(night, own_deployment))
+    client.set_flow_run_state(flow_run, Crashed(), force=True)
+
+    assert client.read_flow_run(UUID(flow_run)).deployment_id == ours
+    assert start_night(night) == f"night {night}: flow run {flow_run}, crashed before; resumed"
+
+
+def test_a_wrong_deployment_a_wrong_night_and_a_server_that_is_away_are_said_without_a_traceback(
+    deployed: PrefectServer, own_deployment: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes = [main(["night", "n1", "no-such"]), main(["night", "2026-11-21 01:00"])]
+    away = {PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}
+    with temporary_settings(away):
+        codes.append(main(["night", "n1"]))
+
+    assert codes == [2, 2, 4]
+    wrong_name, wrong_night, not_there = capsys.readouterr().err.splitlines()
+    assert f"no-such: no such deployment of nights on this server. One of nightly, {own_deployment}" in wrong_name
+    assert "not a night id" in wrong_night
+    assert "Prefect's server does not answer" in not_there
 
 
 def test_a_night_whose_flow_run_prefect_has_forgotten_is_started(client: SyncPrefectClient, tmp_path: Path) -> None:
