@@ -5,7 +5,6 @@ Night and plan are settled at the first start and kept: every restart, and a can
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, time
-from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -151,20 +150,23 @@ def own_night(chosen: ChosenNight, scenario: str, site: Site) -> ChosenNight:
     Raises:
         InvalidInput: Another cluster has the night in this store.
     """
-    for name in _possible_nights(chosen):
-        earlier = patiently(partial(read_start, store_of(site), name, scenario))
-        if earlier is None:
-            return chosen.model_copy(update={"night": name})
-        if not _is_other_slot(earlier.slot, chosen.slot):
-            break
-        run_log().info("night %s is that of the slot at %s", name, earlier.slot)
-    if earlier.cluster != site.cluster.name:
+    names = _possible_nights(chosen)
+    found, earlier = _read_night(chosen, next(names), scenario, site)
+    while earlier is not None and _is_other_slot(earlier.slot, chosen.slot):
+        run_log().info("night %s is that of the slot at %s", found.night, earlier.slot)
+        found, earlier = _read_night(chosen, next(names), scenario, site)
+    if earlier is not None and earlier.cluster != site.cluster.name:
         raise InvalidInput(
             f"the store has this night already, of cluster {earlier.cluster}, not of {site.cluster.name}",
-            subject=f"{scenario}, night {name}",
+            subject=f"{scenario}, night {found.night}",
             advice="Give each cluster a store of its own, such as a prefix in the store's URL, or the night another id",
         )
-    return chosen.model_copy(update={"night": name})
+    return found
+
+
+def _read_night(chosen: ChosenNight, name: str, scenario: str, site: Site) -> tuple[ChosenNight, NightStart | None]:
+    earlier = patiently(lambda: read_start(store_of(site), name, scenario))
+    return chosen.model_copy(update={"night": name}), earlier
 
 
 def _possible_nights(chosen: ChosenNight) -> Iterator[str]:
