@@ -5,17 +5,17 @@ It reads records and verdicts alone: no numpy, and for the lines no template eit
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote
 
 from pydantic import Field
 
 from nightbridge.gate.decisions import StoredDecision, list_decisions
 from nightbridge.models import Model, Verdict, VerdictStatus
-from nightbridge.nights.records import NightVerdict, last_ends, newest_first, verdict_since
+from nightbridge.nights.records import Night, NightVerdict, last_ends, newest_first, verdict_since
 from nightbridge.numbers import format_count, format_value
 from nightbridge.report.charts import NightPoint, PointKind, sparkline
-from nightbridge.report.tables import STATUS_WORDS, cause_of, gravest_first, short_reason
+from nightbridge.report.tables import STATUS_WORDS, StatusWords, cause_of, gravest_first, short_reason
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import in_parallel
 
@@ -25,6 +25,9 @@ INDEX = "reports/index.html"
 
 SQUARE = 9
 """Pixels of a night in the strip of a test."""
+
+NOT_ENDED = StatusWords("no verdict yet", "…", "warn", "")
+"""How a test is shown whose last night has begun and not ended, be it under way or dead."""
 
 _POINT_KINDS: Mapping[str, PointKind] = {"good": "good", "none": "good", "bad": "regressed", "warn": "other"}
 
@@ -43,13 +46,15 @@ class TestOverview(Model):
     cause: str = ""
     decision: str = Field("", description="What people decided about it that still holds.")
     step_time: float | None = Field(None, description="Seconds.")
+    not_ended: str = Field("", description="A later night of it that has begun and has no verdict yet.")
     nights: dict[str, VerdictStatus] = Field(description="Verdict of each night, oldest first; the gravest of a sweep.")
 
     def __str__(self) -> str:
         signs = "".join(STATUS_WORDS[status].symbol for status in self.nights.values())
         label = STATUS_WORDS[self.verdict].label
         reason = self.reason.removeprefix(label).lstrip(", ")
-        said = "; ".join(filter(None, (reason, self.cause, self.decision)))
+        later = f"night {self.not_ended} has not ended" if self.not_ended else ""
+        said = "; ".join(filter(None, (reason, self.cause, self.decision, later)))
         return f"{signs}  {label}{said and f': {said}'}  {format_value(self.step_time, 's')}  {self.run_key}"
 
 
@@ -60,8 +65,9 @@ def overview_of_tests(store: ObjectStore, since: str = "") -> tuple[TestOverview
         DamagedData: A record of a night or a verdict cannot be read.
     """
     nights = itertools.takewhile(lambda night: night.start.night >= since, newest_first(store))
-    wanted = nights if since else itertools.islice(nights, OVERVIEW_NIGHTS)
+    wanted = list(nights if since else itertools.islice(nights, OVERVIEW_NIGHTS))
     ends = [night.end for night in wanted if night.end]
+    not_ended = _not_ended(wanted)
     by_test: dict[str, dict[str, list[NightVerdict]]] = {}
     for end in reversed(ends):
         for run in end.verdicts:
@@ -70,7 +76,19 @@ def overview_of_tests(store: ObjectStore, since: str = "") -> tuple[TestOverview
     judged = gravest_first(in_parallel(lambda run: verdict_since(store, *run), newest))
     gravest = {verdict.test_id: verdict for verdict in reversed(judged)}
     decided = {one.decision.test_id: one.text for one in _open_decisions(store, ends[0].night if ends else "")}
-    return tuple(_overview(gravest[test_id], by_test[test_id], decided.get(test_id, "")) for test_id in sorted(by_test))
+    shown = (_overview(gravest[test_id], by_test[test_id], decided.get(test_id, "")) for test_id in sorted(by_test))
+    return tuple(test.model_copy(update={"not_ended": not_ended.get(test.test_id, "")}) for test in shown)
+
+
+def _not_ended(newest_first: Iterable[Night]) -> dict[str, str]:
+    """By test, the night that has begun since its last verdict and has not ended."""
+    waiting: dict[str, str] = {}
+    for night in reversed(list(newest_first)):
+        for run in night.end.verdicts if night.end else ():
+            waiting.pop(run.test_id, None)
+        if night.end is None or night.end.ended_at < night.start.begun_at:
+            waiting |= dict.fromkeys((run.test_id for run in night.start.tests), night.start.night)
+    return waiting
 
 
 def _open_decisions(store: ObjectStore, night: str) -> list[StoredDecision]:
@@ -128,21 +146,33 @@ def index_html(store: ObjectStore, disk: Sequence[str] = (), limit: int = INDEX_
             if before is None or order(verdict.status) < order(before[0].status):
                 known[end.night] = (verdict, f"{page}#{quote(verdict.run_key)}")
     last = {test: list(known.values())[-1][0] for test, known in by_test.items()}
-    tests = sorted(by_test, key=lambda test: (order(last[test].status), test))
+    not_ended = _not_ended(itertools.islice(newest_first(store), OVERVIEW_NIGHTS))
+    calls = {test for test, verdict in last.items() if STATUS_WORDS[verdict.status].task}
+    waiting = not_ended.keys() & (last.keys() - calls)
+    tests = sorted(by_test, key=lambda test: (test not in calls, test not in waiting, order(last[test].status), test))
+    open_nights = [
+        f"Night {night} has not ended: {', '.join(sorted(test for test in not_ended if not_ended[test] == night))}"
+        for night in sorted(set(not_ended.values()))
+    ]
     decided = _open_decisions(store, nights[-1] if nights else "")
-    calls = sum(bool(STATUS_WORDS[verdict.status].task) for verdict in last.values())
+    count = format_count(len(tests), "test")
+    headline, tone = f"All of {count} are well", "good"
+    if calls:
+        headline, tone = f"{len(calls)} of {count} need attention", "bad"
+    elif waiting:
+        headline, tone = f"{len(waiting)} of {count} have no verdict of their last night yet", "warn"
     return render_page(
         "index.html.j2",
-        headline=f"{calls} of {format_count(len(tests), 'test')} need attention"
-        if calls
-        else f"All of {format_count(len(tests), 'test')} are well",
-        tone="bad" if calls else "good",
+        headline=headline,
+        tone=tone,
         nights=nights,
         pages=[
             (end.night, end.scenario, f"{quote(end.night)}/{quote(end.scenario)}.html", _call(end.title))
             for end in ends
         ],
-        strips=[_strip(test, by_test[test], nights) for test in tests],
+        strips=[
+            _strip(test, by_test[test], nights) | ({"words": NOT_ENDED} if test in waiting else {}) for test in tests
+        ],
         hours=hours,
         stored=stored,
         width=SQUARE * len(nights),
@@ -150,6 +180,7 @@ def index_html(store: ObjectStore, disk: Sequence[str] = (), limit: int = INDEX_
         facts=(
             f"{sum(hours.values()):,.1f} GPU-hours, {confirmation:,.1f} of them confirmation; "
             f"{sum(stored.values()) / 1e9:,.1f} GB went to the store",
+            *open_nights,
             *disk,
         ),
         decisions=[f"{one.decision.test_id}: {one.text}" for one in decided],

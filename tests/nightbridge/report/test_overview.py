@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from nightbridge.models import NightReport, Verdict, VerdictStatus, utc_now
-from nightbridge.nights.records import NightStart, record_end, record_start
-from nightbridge.report.overview import TestOverview, overview_of_tests
+from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
+from nightbridge.report.overview import TestOverview, index_html, overview_of_tests
 from nightbridge.store.directory import DirectoryStore
 
 PASSED, REGRESSED = VerdictStatus.PASSED, VerdictStatus.REGRESSED
@@ -20,12 +20,17 @@ def store_verdict(store: DirectoryStore, verdict: Verdict) -> None:
     store.put(f"{folder}/verdict.json", verdict.model_dump_json().encode())
 
 
+def begin_night(store: DirectoryStore, scenario: str, *verdicts: Verdict) -> None:
+    """A night that has begun with the tests of its later verdicts."""
+    tests = tuple(NightTest(test_id=verdict.test_id, run_key=verdict.run_key) for verdict in verdicts)
+    begun = {"night": verdicts[0].night, "begun_at": utc_now(), "tests": tests}
+    record_start(store, NightStart(scenario=scenario, cluster="c", workspace=Path("/w"), **begun))
+
+
 def end_night(store: DirectoryStore, scenario: str, *verdicts: Verdict) -> None:
     """A night as it is kept; the store has the verdicts of harvested runs alone."""
     night = verdicts[0].night
-    record_start(
-        store, NightStart(night=night, scenario=scenario, cluster="c", workspace=Path("/w"), begun_at=utc_now())
-    )
+    begin_night(store, scenario, *verdicts)
     for verdict in verdicts:
         if verdict.prefix:
             store_verdict(store, verdict)
@@ -74,3 +79,40 @@ def test_a_new_attempt_that_died_is_not_shown_as_the_one_before_it(store: Direct
     end_night(store, "one", verdict_of("llama", "2026-11-21", INFRASTRUCTURE, prefix=""))
 
     assert shown(store)["llama"].verdict is INFRASTRUCTURE
+
+
+def headline_of(page: str) -> str:
+    return page[page.index("<h1>") + 4 : page.index("</h1>")]
+
+
+def test_a_test_whose_night_has_not_ended_is_not_well(store: DirectoryStore) -> None:
+    for scenario, test in (("one", "llama"), ("two", "mixtral")):
+        end_night(store, scenario, verdict_of(test, "2026-11-20", PASSED))
+    tonight = verdict_of("llama", "2026-11-21", PASSED)
+    begin_night(store, "one", tonight)
+    end_night(store, "two", verdict_of("mixtral", "2026-11-21", PASSED))
+
+    page, tests = index_html(store), shown(store)
+
+    assert headline_of(page) == "1 of 2 tests have no verdict of their last night yet"
+    assert "Night 2026-11-21 has not ended: llama" in page
+    assert page.index(">llama</a>") < page.index("</span> no verdict yet") < page.index(">mixtral</a>")
+    assert "passed: night 2026-11-21 has not ended" in str(tests["llama"])
+    assert (tests["llama"].not_ended, tests["mixtral"].not_ended) == ("2026-11-21", "")
+
+    end_night(store, "one", tonight)
+
+    assert headline_of(index_html(store)) == "All of 2 tests are well"
+    assert shown(store)["llama"].not_ended == ""
+
+    begin_night(store, "one", tonight)  # once more
+
+    assert shown(store)["llama"].not_ended == "2026-11-21"
+
+
+def test_a_night_that_never_ended_is_over_once_a_later_one_has(store: DirectoryStore) -> None:
+    begin_night(store, "one", verdict_of("llama", "2026-11-20", PASSED))
+    end_night(store, "one", verdict_of("llama", "2026-11-21", PASSED))
+
+    assert headline_of(index_html(store)) == "All of 1 test are well"
+    assert shown(store)["llama"].not_ended == ""
