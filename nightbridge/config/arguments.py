@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, TypeAdapter
 
 from nightbridge.config.documents import Findings, KeyPath, unknown_key, validated
 from nightbridge.launch.flags import NO_EFFECT, TEST_FLAGS, Flag, Kind, without_variables
-from nightbridge.launch.hetero_arguments import Finite, HeteroArguments
+from nightbridge.launch.hetero_arguments import Finite, HeteroArguments, Whole
 from nightbridge.masking import find_shapes
 from nightbridge.models import Model, SecretRef, SweepAxis
 
@@ -271,13 +271,6 @@ def _shortened(value: object) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _number_as_written(value: object) -> object:
-    """Refuse what pydantic would take for a number as well: a switch."""
-    if isinstance(value, bool):
-        raise ValueError("a boolean is no number")
-    return value
-
-
 def _listed(value: object) -> object:
     """Make a list of a text that separates by commas, and of a single value."""
     if isinstance(value, str):
@@ -286,14 +279,14 @@ def _listed(value: object) -> object:
 
 
 _Text = Annotated[str, StringConstraints(strip_whitespace=True)]
-_Integer = Annotated[int, Field(ge=-(2**63), le=2**63), BeforeValidator(_number_as_written)]
+_Integer = Annotated[Whole, Field(ge=-(2**63), le=2**63)]
 # pydantic's own reading, as CloudAI has it: also 1 and 0, "yes" and "no", "on" and "off".
 _Boolean = Annotated[bool, BeforeValidator(lambda value: value.strip() if isinstance(value, str) else value)]
 
 _TYPES: dict[Kind, tuple[Any, str]] = {
     "text": (_Text, "text"),
     "integer": (_Integer, "a whole number"),
-    "number": (Annotated[Finite, BeforeValidator(_number_as_written)], "a finite number"),
+    "number": (Finite, "a finite number"),
     "boolean": (_Boolean, "true or false"),
     "texts": (_Text | list[_Text], "text or a list of texts"),
     "integers": (Annotated[list[_Integer], BeforeValidator(_listed)], "a whole number or a list of them"),

@@ -105,7 +105,9 @@ def define_test(
         test = _without_oversized_checkpoint(test, table, findings)
         if not findings.problems:
             return test, tuple(findings.warnings)
-        readable = None if shows_secrets else test
+        # Of two grids nothing is read where one value is wrong, and rules would miss what is written.
+        unread = hetero and not (arguments.values or arguments.axes)
+        readable = None if shows_secrets or unread else test
     invalid = InvalidTest(id=test_id, source=file, findings=tuple(findings.problems), readable=readable)
     return invalid, tuple(findings.warnings)
 

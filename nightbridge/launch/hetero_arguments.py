@@ -3,20 +3,38 @@
 A vision encoder and a language model train on disjoint ranks, the encoder's first.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
 from nightbridge.models import Model, TestDefinition
 
 DEFAULT_GPUS_PER_NODE = 8
 """GPUs of a node in every published topology; a test or a cluster may override it."""
 
+
+def _number(value: object) -> object:
+    """Refuse what pydantic would take for a number as well: a switch."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number", "must be a number, not true or false")
+    return value
+
+
+def _whole_number(value: object) -> object:
+    """Refuse a switch, and a text such as 0-3, which pydantic would take for -3."""
+    if isinstance(value, str) and re.search(r".[+-]", value.strip()):
+        raise PydanticCustomError("number", "must be a whole number")
+    return _number(value)
+
+
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-Count = Annotated[int, Field(ge=1, le=2**62)]
-Amount = Annotated[int, Field(ge=0, le=2**62)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Whole = Annotated[int, BeforeValidator(_whole_number)]
+Count = Annotated[Whole, Field(ge=1, le=2**62)]
+Amount = Annotated[Whole, Field(ge=0, le=2**62)]
+Finite = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
 
 
 class ProcessGrid(Model):

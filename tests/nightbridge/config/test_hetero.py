@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from nightbridge.config.scenarios import load, runs
+from nightbridge.rules.profiles import check_read
 
 GOOD = """\
 name = "vlm"
@@ -60,12 +61,22 @@ def test_only_what_was_written_is_kept(tmp_path: Path) -> None:
         ("gb = 8", "gb = 0", "cmd_args.gb: input should be greater than or equal to 1"),
         ("max_steps = 5", 'lr_wsd_decay_style = "sqrt"', "cmd_args.lr_wsd_decay_style: input should be"),
         ("max_steps = 5", "max_steps = []", "cmd_args.max_steps: is an empty list"),
+        ("max_steps = 5", "mb = true", "cmd_args.mb: must be a number, not true or false"),
+        ("max_steps = 5", "lr = true", "cmd_args.lr: must be a number, not true or false"),
+        ("max_steps = 5", 'num_workers = "0-3"', "cmd_args.num_workers: must be a whole number"),
     ],
 )
 def test_a_mistake_is_reported_with_its_line(tmp_path: Path, old: str, new: str, says: str) -> None:
     scenario = read(tmp_path, GOOD.replace(old, new, 1))
 
     assert says in "\n".join(scenario.invalid[0].violations)
+
+
+def test_one_wrong_value_makes_no_rule_miss_what_is_written(tmp_path: Path) -> None:
+    scenario = read(tmp_path, GOOD.replace("gb = 8", "gb = 0", 1))
+
+    (found,) = check_read(scenario.invalid[0])
+    assert "cmd_args.gb" in found.message
 
 
 def test_a_list_is_a_sweep(tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ def test_an_unknown_key_is_reported_with_its_line_and_the_nearest_known_one(writ
         ("num_nodes = [1, 2]\n" + TEST.replace("h100", "h10"), "the number of GPUs per node is unknown"),
         (TEST + 'tp = "two"\n', "cmd_args.tp: must be a whole number, not 'two'"),
         (TEST + "tp = true\n", "cmd_args.tp: must be a whole number"),
+        (TEST + 'profiling_ranks = "0-3"\n', "cmd_args.profiling_ranks: must be a whole number or a list of them"),
         (TEST + "lr = nan\n", "cmd_args.lr: must be a finite number"),
         (TEST + "[extra_env_vars]\nA = []\n", "extra_env_vars.A: is an empty list"),
         (TEST + '[extra_env_vars]\nA_TOKEN = ["1", "2"]\n', "extra_env_vars.A_TOKEN: contains secrets"),
