@@ -70,8 +70,15 @@ _VERSION_TIMEOUT_SECONDS = 10.0
 # The second is what git said before 2.38.
 _OTHERS = r"dubious ownership|unsafe repository"
 
+# git leaves out what a shallow clone has, warns, and ends with 0.
+_LEFT_OUT = "shallow roots are not allowed"
+
 # Read from the top: a refused login ends with the same "Could not read from remote repository" as a lost connection.
 _ERRORS = (
+    ErrorPattern(
+        _LEFT_OUT, InvalidInput, "the repository is a shallow clone, which lacks its history",
+        "Run `git fetch --unshallow` in it, or give the address that it was cloned from",
+    ),
     ErrorPattern(
         r"couldn't find remote ref|not our ref|unadvertised object|no such remote ref",
         InvalidInput, "the repository has no such ref", "Check its spelling, and that it was pushed",
@@ -174,12 +181,12 @@ def git(*arguments: str | Path, timeout: float, folder: Path | None = None, subj
         umask: The permissions that files do not get; ours when -1.
 
     Raises:
-        InvalidInput: No such ref or repository.
+        InvalidInput: No such ref or repository, or one that is a shallow clone.
         PermanentError: Credentials refused, disk full, and unknown failures of git.
         TransientError: Network, lock contention, time limit.
     """
     finished = _run(arguments, timeout, folder, umask)
-    if finished.code:
+    if finished.code or _LEFT_OUT in finished.stderr:
         raise classify_failure(finished, subject or str(folder or ""), arguments)
     return finished.stdout.decode(errors="surrogateescape").rstrip("\n")
 

@@ -124,6 +124,21 @@ def test_an_unknown_commit_or_pull_request_is_invalid_input(origin: Any, mirror:
         mirror.resolve(ref)
 
 
+@pytest.mark.parametrize("ref", ["main", "HEAD", "{commit}"])
+def test_a_shallow_clone_is_said_to_be_one(origin: Any, workspace: Path, tmp_path: Path, ref: str) -> None:
+    shallow = tmp_path / "shallow"
+    subprocess.run(["git", "clone", "--quiet", "--depth=1", origin.url, shallow], check=True)
+    mirror = Mirror(str(shallow), workspace, timeout=TIMEOUT)
+    commit = origin.git("rev-parse", "main")
+
+    with pytest.raises(InvalidInput, match=r"shallow: the repository is a shallow clone.*git fetch --unshallow"):
+        mirror.resolve(ref.format(commit=commit))
+
+    assert not mirror.path.exists()
+    subprocess.run(["git", "-C", shallow, "fetch", "--quiet", "--unshallow"], check=True)
+    assert mirror.resolve(ref.format(commit=commit)) == commit
+
+
 @pytest.mark.parametrize("ref", ["", "-x", "--upload-pack=x", "a b", "main~1", "a..b", "x^{tree}"])
 def test_what_cannot_be_a_ref_is_refused_before_anything_is_fetched(mirror: Mirror, ref: str) -> None:
     with pytest.raises(InvalidInput, match="not a ref"):
