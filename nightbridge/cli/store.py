@@ -35,13 +35,15 @@ def events(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="An event file, or a folder to search for them.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.parquet", help="Write the table there.")] = None,
 ) -> None:
-    """Read TensorBoard event files into a table, up to the first damage of each."""
+    """Read TensorBoard event files into a table, up to the first damage of each; exit code 4 where there is any."""
     import pandas as pd
 
     from nightbridge.outputs.event_files import find_scalars
 
     if not path.exists():
         raise InvalidInput("no such file or folder", subject=str(path), advice="Name an event file or its folder")
+    if out is not None and out.suffix != ".parquet":
+        raise InvalidInput("not a kind of table", subject=str(out), advice="End its name with .parquet")
     found, content = find_scalars(path.resolve())
     table = pd.read_parquet(io.BytesIO(content))
     note_all(found.damage)
@@ -53,9 +55,12 @@ def events(
         )
     if out is None:
         print_all(_tag_lines(table))
-        return
-    write_file(out, content)
-    note(f"{len(table)} scalars written to {out}")
+    else:
+        write_file(out, content)
+        note(f"{len(table)} scalars written to {out}")
+    if found.damage:
+        advice = "What stands before the damage is in the table"
+        raise DamagedData("not every event file is whole", subject=str(path), advice=advice)
 
 
 def checkpoint(

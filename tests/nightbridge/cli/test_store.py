@@ -5,6 +5,7 @@ import random
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.builders import saved_shards
@@ -50,8 +51,6 @@ def test_events_counts_what_is_no_scalar(nightbridge: Program, event_folder: str
 
 
 def test_events_writes_the_table_as_parquet(nightbridge: Program, event_folder: str, tmp_path: Path) -> None:
-    import pandas as pd
-
     code, out, _ = nightbridge("events", event_folder, "--out", str(tmp_path / "x.parquet"))
 
     assert (code, out) == (0, "")
@@ -67,6 +66,26 @@ def test_events_into_a_place_that_cannot_be_written_say_so(
 
     assert code == 2
     assert "cannot be written" in err
+
+
+@pytest.mark.parametrize(("cut", "rows"), [(5, 2), (0, 0)])
+def test_events_of_a_damaged_file_are_kept_and_no_success(
+    nightbridge: Program, event_folder: str, tmp_path: Path, cut: int, rows: int
+) -> None:
+    (file,) = Path(event_folder).iterdir()
+    file.write_bytes(file.read_bytes()[:-cut] if cut else b"this is no event file at all")
+
+    code, _, err = nightbridge("events", event_folder, "--out", str(tmp_path / "x.parquet"))
+
+    assert (code, len(pd.read_parquet(tmp_path / "x.parquet"))) == (4, rows)
+    assert f"{event_folder}: not every event file is whole" in err
+
+
+def test_events_are_not_written_as_what_they_are_not(nightbridge: Program, event_folder: str, tmp_path: Path) -> None:
+    code, _, err = nightbridge("events", event_folder, "--out", str(tmp_path / "x.csv"))
+
+    assert (code, "x.csv: not a kind of table. End its name with .parquet" in err) == (2, True)
+    assert not (tmp_path / "x.csv").exists()
 
 
 def test_events_without_any_say_so(nightbridge: Program, tmp_path: Path) -> None:
