@@ -98,7 +98,7 @@ def find_rows(
         InvalidInput: The store has no history of the test, or not that run or night of it.
     """
     found = [row for one in find_series(store, test_id, cluster) for row in read_history(store, cluster, one.series)]
-    rows = sorted((row for row in found if row.test_id == test_id), key=lambda row: (row.night, row.harvested_at))
+    rows = sorted((row for row in found if row.test_id == test_id), key=lambda row: (row.order, row.harvested_at))
     if not rows:
         raise InvalidInput(
             "no history of this test", subject=f"{test_id} in {store.url}", advice=like_test(store, test_id)

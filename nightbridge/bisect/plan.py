@@ -326,7 +326,7 @@ def _ranges(
 
 def _older_good_commits(rows: Sequence[HistoryRow], shift: Shift, name: Repository) -> list[str]:
     """The commits of a repository in the good nights before the shift's, the newest first."""
-    before = [night.own for night in nights_of(rows) if night.own.night < shift.good.night]
+    before = [night.own for night in nights_of(rows) if night.own.order < shift.good.order]
     pins = [getattr(row, name) for row in reversed(before) if row.verdict in GOOD_VERDICTS]
     return list(dict.fromkeys(pin.commit for pin in pins if pin))
 

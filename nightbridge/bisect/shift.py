@@ -175,7 +175,7 @@ def find_other_losses(rows: Sequence[HistoryRow]) -> Shift:
     """
     nights = [night.own for night in nights_of(rows)]
     good = next((night for night in reversed(nights) if night.verdict in GOOD_VERDICTS), nights[0])
-    later = [night for night in nights if night.night > good.night]
+    later = [night for night in nights if night.order > good.order]
     digest = comparable_digest(good.summary)
     bad = next((night for night in later if other_losses(digest, night.summary)), nights[-1])
     return _losses_shift(good, bad)

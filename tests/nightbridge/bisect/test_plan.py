@@ -279,6 +279,39 @@ def test_a_deterministic_test_is_searched_for_the_first_commit_with_other_losses
     assert plan.levels == Failure(signature="other losses", digest="tensorboard:usual")
 
 
+def test_a_good_night_that_is_named_by_a_word_is_before_those_that_came_after_it(
+    other_losses: list[HistoryRow],
+) -> None:
+    by_hand = {"night": "release-check", "harvested_at": datetime(2026, 11, 3, 12, tzinfo=UTC)}
+    rows = [row.model_copy(update=by_hand) if row.night == night_id(2) else row for row in other_losses]
+    repaired = rows[-1].model_copy(update={"summary": rows[0].summary, "verdict": VerdictStatus.REGRESSED})
+
+    shift = requested_shift([*rows[:-1], repaired], no_verdict, "losses")
+
+    assert (shift.good.night, shift.bad.night) == ("release-check", night_id(3))
+
+
+def test_an_older_good_commit_of_a_night_that_is_named_by_a_word_is_found(make_row: Row) -> None:
+    other = "f" * 40
+    rows = [
+        make_row(night=night_id(0), commit=GOOD).model_copy(
+            update={"night": "release-check", "harvested_at": datetime(2026, 11, 1, 12, tzinfo=UTC)}
+        ),
+        make_row(night=night_id(1), commit=other),
+        make_row(night=night_id(2), commit=BAD, verdict=VerdictStatus.FAILED),
+    ]
+
+    def commits(url: str, good: str, bad: str) -> tuple[RangeCommit, ...]:
+        if good == other:
+            raise InvalidInput("no ancestor", subject=good)
+        return four_commits(url, good, bad)
+
+    def failed(row: HistoryRow) -> Verdict:
+        return Verdict(run_key=row.run_key, test_id="t", night=row.night, status=VerdictStatus.FAILED, reasons=("x",))
+
+    assert make_plan(rows, commits, failed).good == GOOD
+
+
 def test_a_run_with_other_losses_is_bad_and_one_without_any_or_from_the_log_is_skipped(
     other_losses: list[HistoryRow], make_record: Callable[..., RunRecord]
 ) -> None:
