@@ -3,9 +3,11 @@
 That of a heterogeneous-parallel test is checked against its own model: two grids, a schedule, and where it saves.
 """
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, TypeAdapter
@@ -61,19 +63,25 @@ def read_secret(value: str, path: KeyPath, findings: Findings, *, variable: str 
         variable: The variable that usually holds such a secret.
     """
     value = value.strip()
+    layer = findings.source.origin(path)
     if value.startswith(REFERENCE_PREFIXES):
         kind, _, name = value.partition(":")
         ref = SecretRef.model_validate({"source": kind, "name": name.strip()})
-    else:
-        layer = findings.source.origin(path)
-        key = ".".join(map(str, (*layer.base, *path)))
-        ref = SecretRef(source="toml", name=f"{layer.document.path.absolute()}#{key}")
-    if not ref.name:
-        findings.problem(path, f"is not a valid secret reference; write env:{variable} or block:NAME")
-        return None
-    if ref.source == "toml":
-        findings.warn(path, "the file contains a token; prefer env:NAME or block:NAME, or set only the variable")
-    return ref
+        if not ref.name:
+            findings.problem(path, f"is not a valid secret reference; write env:{variable} or block:NAME")
+            return None
+        return _with_whole_path(ref, layer.document.path) if ref.source == "toml" else ref
+    findings.warn(path, "the file contains a token; prefer env:NAME or block:NAME, or set only the variable")
+    key = ".".join(map(str, (*layer.base, *path)))
+    return SecretRef(source="toml", name=f"{layer.document.path.absolute()}#{key}")
+
+
+def _with_whole_path(ref: SecretRef, document: Path) -> SecretRef:
+    """The reference for a process in any folder: its file is sought beside the document, then in the current folder."""
+    file, _, key = ref.name.rpartition("#")
+    written = Path(file).expanduser()
+    found = next(filter(os.path.isfile, (document.parent / written, written)), document.parent / written)
+    return ref.model_copy(update={"name": f"{found.absolute()}#{key}"})
 
 
 CMD_ARGS = "cmd_args"

@@ -25,7 +25,8 @@ def test_a_secret_in_a_block_is_asked_of_prefect() -> None:
 
 @pytest.mark.parametrize("key", ["cmd_args.hf_token", "Tests.1.cmd_args.hf_token"])
 def test_a_secret_in_a_toml_file(tmp_path: Path, key: str) -> None:
-    file = tmp_path / "test.toml"
+    file = tmp_path / "c#" / "test.toml"
+    file.parent.mkdir()
     table = f'hf_token = "{TOKEN}"'
     file.write_text(f"[cmd_args]\n{table}\n[[Tests]]\nid = 'a'\n[[Tests]]\n[Tests.cmd_args]\n{table}\n")
 

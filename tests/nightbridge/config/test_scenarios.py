@@ -283,6 +283,27 @@ def test_a_named_place_is_kept_as_a_reference_without_a_warning(write: Write, va
     assert scenario.warnings == ()
 
 
+def test_a_key_of_another_file_is_found_from_every_folder(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write('k = "hf_verysecret"\n', "secrets.toml")
+    path = write(TEST + 'hf_token = "toml:secrets.toml#k"\nwandb_key = "toml:~/keys.toml#w"\n').absolute()
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.chdir("/")
+
+    scenario = config.load(path)
+
+    assert {ref.name for ref in scenario.tests[0].secrets.values()} == {
+        f"{tmp_path}/secrets.toml#k",
+        "/home/me/keys.toml#w",
+    }
+    assert scenario.warnings == ()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.toml").write_text('k = "hf_verysecret"\n')
+    here = config.load(write(TEST + 'hf_token = "toml:here.toml#k"\n', "below/test.toml"))
+    assert here.tests[0].secrets["HF_TOKEN"].name == f"{tmp_path}/here.toml#k"
+
+
 @pytest.mark.parametrize(
     "address",
     [
