@@ -11,7 +11,6 @@ import platform
 import smtplib
 import socket
 import ssl
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from email.message import EmailMessage
@@ -226,22 +225,43 @@ def _call_webhook(notice: Notice, url: str, trust: ssl.SSLContext) -> None:
         data=json.dumps({"text": notice.text, **notice.facts}).encode(),
         headers={"Content-Type": "application/json", "User-Agent": "nightbridge"},
     )
+    # Whatever the answer is, it is this webhook's: urllib would follow a redirection, which it does without the notice.
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=trust), _EveryAnswer)
     try:
-        urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS, context=trust).close()
-    except urllib.error.HTTPError as error:
-        error.close()
-        transient = error.code in _TRANSIENT_CODES or error.code >= 500
-        raise (TransientError if transient else PermanentError)(
-            f"the webhook answered {error.code} {error.reason}",
-            subject=host,
-            advice="Check the URL that [notify] webhook names",
-        ) from None
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
+            status, reason, other = answer.status, answer.reason, answer.headers.get("Location", "")
     except (OSError, http.client.HTTPException) as error:
         # Not chained: the library's message may hold the whole URL.
         reason = mask_text(str(getattr(error, "reason", error)), [url])
         raise TransientError(
             f"the webhook does not answer: {reason}", subject=host, advice="Check the URL that [notify] webhook names"
         ) from None
+    if not 200 <= status < 300:
+        transient = status in _TRANSIENT_CODES or status >= 500
+        refers = f": it refers to {_place_of(other)}" if status < 400 else ""
+        raise (TransientError if transient else PermanentError)(
+            f"the webhook answered {status} {reason}{refers}",
+            subject=host,
+            advice="Check the URL that [notify] webhook names",
+        )
+
+
+class _EveryAnswer(urllib.request.HTTPErrorProcessor):
+    """Returns an answer whatever its status is."""
+
+    def http_response(self, request: urllib.request.Request, response: Any) -> Any:
+        """The answer as it is."""
+        return response
+
+    https_response = http_response
+
+
+def _place_of(url: str) -> str:
+    """What may be shown of the address that a webhook refers to."""
+    try:
+        return f"{urlsplit(url).scheme}://{host_of(url)}"
+    except (InvalidInput, ValueError):
+        return "another address"
 
 
 def host_of(url: str) -> str:

@@ -209,6 +209,19 @@ class TestWebhook:
             notify(NOTICE, calling(f"{hook.url}-revoked", monkeypatch))
         assert "planted-token" not in str(raised.value) + caplog.text
 
+    @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+    @pytest.mark.parametrize("moved_to", ["https://login.example.org/planted-token", "//[", "/planted-token", ""])
+    def test_one_that_has_moved_has_not_got_it(
+        self, hook: Webhook, monkeypatch: pytest.MonkeyPatch, status: int, moved_to: str
+    ) -> None:
+        hook.answers, hook.moved_to = [status], moved_to
+        where = "https://login.example.org" if moved_to.startswith("https") else "another address"
+
+        with pytest.raises(PermanentError, match=rf"the webhook answered {status} .*: it refers to {where}") as raised:
+            notify(NOTICE, calling(hook.url, monkeypatch))
+        assert hook.received == []
+        assert "planted-token" not in str(raised.value)
+
     def test_one_that_is_away_is_waited_for_and_its_url_is_in_no_message(
         self, monkeypatch: pytest.MonkeyPatch, at_short_intervals: None, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -103,11 +103,15 @@ def mail_server(
 
 @dataclass
 class Webhook:
-    """A running web server that takes POSTs; `answers` are the statuses of the next ones, then 200."""
+    """A running web server that takes POSTs; `answers` are the statuses of the next ones, then 200.
+
+    It shows a page to whoever GETs one; of a redirection `moved_to` is the address.
+    """
 
     url: str = ""
     received: list[bytes] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
+    moved_to: str = ""
 
 
 @contextlib.contextmanager
@@ -123,6 +127,13 @@ def webhook_server(path: str = "/hook") -> Iterator[Webhook]:
                 assert self.headers["Content-Type"] == "application/json"
                 state.received.append(body)
             self.send_response(status)
+            if 300 <= status < 400:
+                self.send_header("Location", state.moved_to)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
