@@ -8,7 +8,7 @@ from pydantic import computed_field
 
 from nightbridge import config
 from nightbridge.config.definitions import define_test
-from nightbridge.config.documents import Document, Layer, Layered
+from nightbridge.config.documents import Document, Layer, Layered, check_name, printable_path
 from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.launch.config_container import read_container, with_overrides
 from nightbridge.launch.shipped import shipped_configurations
@@ -79,6 +79,7 @@ def check_file(
 def check_container_file(file: Path, overrides: Sequence[str], gpus: int | None = None) -> FileReport:
     """Check a ConfigContainer with these `KEY=VALUE` overrides, for so many GPUs."""
     try:
+        check_name(file)
         container = read_container(file)
         found = [
             with_places(violation, container, str(file))
@@ -149,9 +150,10 @@ def _unreadable(file: Path, error: InvalidInput) -> FileReport:
     """What kept a file from being read, each with its place as far as it is known."""
     found = [each if isinstance(each, Violation) else Violation(message=str(each)) for each in error.violations]
     line = re.search(r"at line (\d+)", error.what)
-    place = f"{file}:{line[1]}" if line else str(file)
+    name = printable_path(file)
+    place = f"{name}:{line[1]}" if line else name
     return FileReport(
-        file=str(file),
+        file=name,
         error=NightbridgeError.__str__(error),
         findings=tuple(found) or (Violation(message=error.what, places=(place,)),),
     )

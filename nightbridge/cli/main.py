@@ -118,7 +118,8 @@ def main() -> NoReturn:
     end_after_signals()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # JSON is UTF-8 (RFC 8259), and a test's name that the locale lacks must not fail a night at its last line.
-        sys.stdout.reconfigure(encoding="utf-8")
+        # A path may hold any bytes.
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 

@@ -115,12 +115,28 @@ class Document:
         return f"{self.path}:{line}" if line else str(self.path)
 
 
+def printable_path(path: Path) -> str:
+    r"""A path as it can be printed and stored, the bytes that are not UTF-8 as `\xff`."""
+    return str(path).encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def check_name(path: Path) -> None:
+    """Refuse a path that is not UTF-8: it stands in JSON, which holds nothing else.
+
+    Raises:
+        InvalidInput: It is not.
+    """
+    if printable_path(path) != str(path):
+        raise InvalidInput("its path is not UTF-8", subject=printable_path(path), advice="Rename the file or folder")
+
+
 def read_document(path: Path) -> Document:
     """Read and parse a TOML file.
 
     Raises:
-        InvalidInput: It cannot be read, is not UTF-8, or is not TOML; the message names the line.
+        InvalidInput: It cannot be read, it or its path is not UTF-8, or it is not TOML; the message names the line.
     """
+    check_name(path)
     try:
         if path.is_file() and path.stat().st_size > SIZE_LIMIT:
             raise InvalidInput("too large for a configuration", subject=str(path), advice="Name a TOML file")

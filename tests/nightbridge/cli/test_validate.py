@@ -1,6 +1,7 @@
 """`validate`, `render` and `rules`: every violation, the plan of every run, and why a rule exists."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,24 @@ def test_a_folder_stands_for_the_tests_in_it(
     assert "tests/inner/bad.toml" in out
     assert "did you mean 'MegatronBridge'?" in out
     assert "none: a folder without a .toml file" in nothing
+
+
+@pytest.mark.parametrize("form", ["text", "json", "github"])
+def test_a_file_whose_name_is_not_utf_8_is_told_beside_the_others(
+    nightbridge: Program, tmp_path: Path, form: str
+) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "good.toml").write_text(Path(TEST).read_text())
+    for ending in ("toml", "yaml"):
+        Path(tmp_path, "tests", os.fsdecode(b"\xff.") + ending).write_text(Path(TEST).read_text())
+
+    code, out, _ = nightbridge("validate", "tests", os.fsdecode(b"tests/\xff.yaml"), "--format", form)
+
+    assert code == 2
+    assert "its path is not UTF-8" in out
+    assert "\\xff.toml" in out
+    assert "\\xff.yaml" in out
+    assert form == "github" or "llama3_8b_h100" in out
 
 
 def test_validate_prints_one_json_document_and_nothing_else(nightbridge: Program, broken: Callable[[str], str]) -> None:
