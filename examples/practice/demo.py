@@ -39,9 +39,14 @@ NIGHTS = (
 
 def prepare(workspace: Path) -> PracticeRepositories:
     """Make what the demo needs and takes a while: the launcher's environment and the repositories."""
+    return _prepare_in(workspace / "practice", workspace)
+
+
+def _prepare_in(folder: Path, workspace: Path) -> PracticeRepositories:
+    """Make in a folder what the samples expect in `SAMPLES_REPOSITORIES`."""
     base = prepare_base(workspace / "envs")
-    install_torchrun(workspace / "practice", base.absolute() / "bin" / "python")
-    return make_practice_repositories(workspace / "practice")
+    install_torchrun(folder, base.absolute() / "bin" / "python")
+    return make_practice_repositories(folder)
 
 
 def run_demo(workspace: Path, on_night: Callable[[DemoNight, NightReport], None]) -> tuple[NightReport, ...]:
@@ -55,7 +60,7 @@ def run_demo(workspace: Path, on_night: Callable[[DemoNight, NightReport], None]
     prepare(workspace)
     folder = workspace.absolute() / "demo"
     shutil.rmtree(folder, ignore_errors=True)
-    repositories = make_practice_repositories(folder / "practice")
+    repositories = _prepare_in(folder / "practice", workspace)
     scenario = _scenario(folder)
     site = folder / "site.toml"
     site.write_text(f'workspace = "{folder}"\nenvironments = "{workspace.absolute() / "envs"}"\n', encoding="utf-8")
