@@ -357,8 +357,9 @@ def wrong_choices(test: TestDefinition, known: KnownFlags) -> Iterator[tuple[str
         for word in words_of(flag, value):
             # Two options are lower-cased by the launcher itself.
             if word not in allowed and not (field in ("domain",) and word.lower() in allowed):
-                nearest = difflib.get_close_matches(word, allowed, n=1)
-                hint = _SPELLINGS.get((field, word)) or (f"; did you mean {nearest[0]!r}?" if nearest else "")
+                lower = {one.lower(): one for one in allowed}
+                nearest = difflib.get_close_matches(word.lower(), lower, n=1)
+                hint = _SPELLINGS.get((field, word)) or (f"; did you mean {lower[nearest[0]]!r}?" if nearest else "")
                 yield f"cmd_args.{field}", f"{word!r} is not one of {', '.join(allowed)}{hint}"
 
 

@@ -199,6 +199,7 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("profiling-window", {"pytorch_profiler": True, "max_steps": 10}, {}, "10 to 11 is not inside the run's 10 steps"),
     ("flag-exists", {"num_moe_experts": 8}, {}, "it exists from v0.6.0 on"),
     ("choice", {"gpu_type": "h10"}, {}, "did you mean 'h100'?"),
+    ("choice", {"gpu_type": "H100"}, {}, "did you mean 'h100'?"),
     ("launch-safe", {"save_dir": "a b"}, {}, "white space"),
     ("version-unknown", {}, {"version": "main"}, "names no version"),
     ("override-grammar", {}, {"extra_cmd_args": {"a b": "1"}}, "'a b' is not an override"),
