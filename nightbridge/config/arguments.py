@@ -234,19 +234,19 @@ def _axis(
     if choice.excludes(flag.field):
         findings.problem(path, "is a list, and dse_excluded_args excludes it from sweeps; write one value")
         return
-    values: list[Any] = []
+    values: dict[str, Any] = {}
     for item in written:
         try:
             value = read(item)
         except ValueError:
             findings.problem(path, f"must be {wants}, or a list of such to sweep over, not {_shortened(item)}")
             return
-        if value in values:
+        if repr(value) in values:
             findings.warn(path, f"lists {_shortened(item)} twice; it runs once")
         else:
-            values.append(value)
+            values[repr(value)] = value
     if values:
-        yield SweepAxis(field=f"{CMD_ARGS}.{flag.field}", values=tuple(values))
+        yield SweepAxis(field=f"{CMD_ARGS}.{flag.field}", values=tuple(values.values()))
     else:
         findings.problem(path, "is an empty list, a sweep over nothing; write a value or remove it")
 

@@ -39,6 +39,7 @@ from nightbridge.rules import (
 from nightbridge.rules.rule import OLDEST, Need, Rule, RuleContext, names, rules_in, violations_of, with_places
 from nightbridge.rules.sweeps import (
     MAX_OUTCOMES,
+    MAX_REPEATED,
     MAX_RUNS,
     Expansion,
     Grid,
@@ -262,6 +263,18 @@ def _too_many(test: TestDefinition, expansion: Expansion) -> Iterator[Violation]
             message=(
                 f"{expansion.valid} of {_walked(expansion)} of the sweep are valid, and a night runs at most "
                 f'{MAX_RUNS} of a test; write fewer values, or [sweep] method = "random" and points'
+            ),
+        )
+        return
+    points = min(expansion.valid, test.sweep.points) if test.sweep.method == "random" else expansion.valid
+    if points * test.iterations > MAX_REPEATED:
+        yield Violation(
+            rule="sweep-size",
+            severity="error",
+            fields=("iterations", *(axis.field for axis in test.axes)),
+            message=(
+                f"{points} points of the sweep and iterations = {test.iterations} are {points * test.iterations:,} "
+                f"runs, and a night runs a test at most {MAX_REPEATED:,} times; lower iterations, or write fewer values"
             ),
         )
 

@@ -22,6 +22,9 @@ from nightbridge.rules.rule import Rule, RuleContext
 MAX_RUNS = 1000
 """Points of one test that are run in one night; more are almost certainly a mistake."""
 
+MAX_REPEATED = 10_000
+"""Runs of one test in one night, each point as often as `iterations` says, which by itself may be as large."""
+
 MAX_OUTCOMES = 2_000_000
 """Points and cuts that are looked at before a grid is called too large for a night; a few seconds of work."""
 

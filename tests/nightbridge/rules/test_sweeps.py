@@ -207,6 +207,17 @@ def test_a_sweep_that_no_night_could_run_is_refused() -> None:
     assert f"{MAX_RUNS + 1} of {MAX_RUNS + 1} points" in violation.message
 
 
+def test_a_sweep_whose_points_are_repeated_too_often_is_refused() -> None:
+    test = swept(gb=range(1, 101)).model_copy(update={"iterations": 100})
+    drawn = swept(gb=range(1, 101), sweep=SweepPolicy(method="random", points=10))
+
+    assert errors_of(check_test(test)) == ()
+    assert errors_of(check_test(drawn.model_copy(update={"iterations": 1_000}))) == ()
+    (violation,) = errors_of(check_test(test.model_copy(update={"iterations": 101})))
+    assert violation.rule == "sweep-size"
+    assert "100 points of the sweep and iterations = 101 are 10,100 runs" in violation.message
+
+
 def test_a_grid_that_nobody_could_walk_is_refused_in_time_and_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiles, "MAX_OUTCOMES", 500)
     axes = {"tp": [1, 3], **{name: range(1, 1001) for name in ("gb", "seq_length", "max_steps")}}
