@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,28 +27,28 @@ MIMO_IMAGE = "nvcr.io#nvidia/nemo:26.06.00"
 NEMO_RUN = "211d4b7439c1b5ee401cfbaba1765454ed438ff5"
 
 TEST = """\
-# {recipe} on {gpus} {gpu_type} GPUs. Whatever is not written here is the recipe's own.
+# {about}. Whatever is not written here is the recipe's own.
 # `nightbridge explain cmd_args.mb` says what a key means; `nightbridge rules` what is checked.
 
-name = "{name}"
+name = {name}
 test_template_name = "MegatronBridge"
 time_limit = "00:30:00"    # of the Slurm job
 
 [[git_repos]]
 url = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
-commit = "{version}"    # a tag or commit stays what it is; a branch is resolved every night
+commit = {version}    # a tag or commit stays what it is; a branch is resolved every night
 mount_as = "/opt/Megatron-Bridge"
 
 [nemo_run_repo]
 url = "https://github.com/NVIDIA-NeMo/Run.git"
-commit = "{nemo_run}"
+commit = {nemo_run}
 
 [cmd_args]
-gpu_type = "{gpu_type}"
+gpu_type = {gpu_type}
 num_gpus = {gpus}
-container_image = "{image}"
-model_family_name = "{family}"
-model_recipe_name = "{recipe}"
+container_image = {image}
+model_family_name = {family}
+model_recipe_name = {recipe}
 compute_dtype = "bf16"
 max_steps = {steps}
 # mb = [1, 2]    # a list is a sweep: one run for each value
@@ -62,17 +63,17 @@ checkpoint = "none"    # or "last", "all"
 SITE = """\
 # One cluster and one store: `--system {site}`, or found by itself in this folder as site.toml.
 
-workspace = "{workspace}"    # the compute nodes must see it under the same path
+workspace = {workspace}    # the compute nodes must see it under the same path
 
 [cluster]
 kind = "slurm"
-name = "{cluster}"
-partition = "{partition}"
-account = "{account}"
+name = {cluster}
+partition = {partition}
+account = {account}
 containers = "pyxis"
 
 [store]
-url = "{store}"    # or s3://bucket/prefix, with endpoint_url, access_key and secret_key
+url = {store}    # or s3://bucket/prefix, with endpoint_url, access_key and secret_key
 """
 
 
@@ -92,40 +93,67 @@ def init(
 ) -> None:
     """Write a commented test file and a site file, from flags; or on a terminal from a few questions.
 
-    An existing site file stays as it is. The test is checked as `nightbridge validate` does.
+    An existing site file stays as it is. The test is checked as `nightbridge validate` does, before it is written.
     """
+    from nightbridge.launch.plan import check_workspace
+
     family = _family_of(recipe, version)
     test, site = folder / f"{recipe}.toml", folder / "site.toml"
     if test.exists():
         raise InvalidInput("exists already", subject=str(test), advice="Name another folder with --out, or remove it")
     kind = _ask("GPU type", gpu_type, "h100")
-    text = TEST.format(
-        name=f"{recipe}_{kind}",
-        recipe=recipe,
-        family=family,
-        version=version,
-        nemo_run=NEMO_RUN,
-        image=image,
-        gpu_type=kind,
-        gpus=_ask("GPUs", gpus, 8),
-        steps=_ask("steps of a run", steps, 50),
-    )
+    count = _ask("GPUs", gpus, 8)
+    values = {
+        "name": f"{recipe}_{kind}",
+        "recipe": recipe,
+        "family": family,
+        "version": version,
+        "nemo_run": NEMO_RUN,
+        "image": image,
+        "gpu_type": kind,
+        "gpus": count,
+        "steps": _ask("steps of a run", steps, 50),
+    }
+    text = TEST.format(about=f"{recipe} on {count} {kind} GPUs", **_quoted(values))
+    _refuse_invalid(text, test)
     if not site.exists():
         place = _ask("workspace, a folder that the compute nodes see", workspace, "/lustre/nightbridge")
-        settings = SITE.format(
-            site=site,
-            workspace=place,
-            cluster=_ask("name of the cluster", cluster, "slurm"),
-            partition=_ask("partition", partition, "batch"),
-            account=_ask("account", account, "default"),
-            store=_ask("store", store, f"file://{place}/store"),
-        )
-        write_file(site, settings.encode())
+        check_workspace(Path(place))
+        settings = {
+            "workspace": place,
+            "cluster": _ask("name of the cluster", cluster, "slurm"),
+            "partition": _ask("partition", partition, "batch"),
+            "account": _ask("account", account, "default"),
+            "store": _ask("store", store, f"file://{place}/store"),
+        }
+        write_file(site, SITE.format(site=site, **_quoted(settings)).encode())
         note(f"written: {site}")
     write_file(test, text.encode())
     note(f"written: {test}")
     options = f" --system {site}"
     note(f"next: nightbridge doctor{options}; nightbridge validate {test}; nightbridge run {test}{options}")
+
+
+def _quoted(values: Mapping[str, Any]) -> dict[str, str]:
+    """Each value as TOML has it."""
+    from nightbridge.config.toml_writer import toml_value
+
+    return {name: toml_value(value) for name, value in values.items()}
+
+
+def _refuse_invalid(text: str, test: Path) -> None:
+    """Refuse a test that `nightbridge validate` would refuse."""
+    from nightbridge.cli.file_checks import check_file
+    from nightbridge.rules import errors_of
+
+    with TemporaryDirectory() as folder:
+        draft = Path(folder, test.name)
+        draft.write_text(text, encoding="utf-8")
+        report = check_file(draft, ())
+    if not report.valid:
+        found = [*report.findings, *(finding for each in report.tests for finding in each.findings)]
+        wrong = [finding.message for finding in errors_of(found)]
+        raise InvalidInput("would be invalid, and is not written", subject=str(test), violations=wrong)
 
 
 def import_script(

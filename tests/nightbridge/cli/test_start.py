@@ -46,6 +46,32 @@ def test_init_overwrites_nothing(nightbridge: Program, tmp_path: Path) -> None:
     assert (tmp_path / "site.toml").read_text() == "workspace = 'mine'\n"
 
 
+def test_init_quotes_what_it_is_given(nightbridge: Program, tmp_path: Path) -> None:
+    nightbridge("init", "llama3_70b", "--account", 'a"b', "--partition", "a\\b", "--store", "file:///a#b")
+
+    site = tomllib.loads((tmp_path / "site.toml").read_text())
+    assert (site["cluster"]["account"], site["cluster"]["partition"]) == ('a"b', "a\\b")
+    assert site["store"]["url"] == "file:///a#b"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--image", 'a"b', "is not a valid image reference"),
+        ("--gpu-type", "H100", "did you mean 'h100'?"),
+        ("--workspace", "C:\\x", "its path contains a shell character"),
+    ],
+)
+def test_init_writes_nothing_that_validate_would_refuse(
+    nightbridge: Program, tmp_path: Path, option: str, value: str, said: str
+) -> None:
+    code, _, err = nightbridge("init", "llama3_70b", option, value)
+
+    assert code == 2
+    assert said in err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_init_names_the_recipes_that_are_like_it(nightbridge: Program, tmp_path: Path) -> None:
     code, _, err = nightbridge("init", "llama3_9b")
 
