@@ -10,20 +10,27 @@ import logging
 import os
 import re
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
+import prefect
 from prefect.server.api.server import SubprocessASGIServer, subprocess_server_logger
 from prefect.settings import (
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     get_current_settings,
 )
+from sqlalchemy.engine import make_url
+
+from nightbridge.errors import PermanentError
 
 _SCRIPT = Path(__file__).with_name("server_process.py")
+_MIGRATIONS = Path(prefect.__file__).parent / "server/database/_migrations/versions/sqlite"
 _LOOK_AGAIN = 0.1
 _NO_KEY = -1
 # No secret of the site or of a test, whatever its variable is called.
@@ -42,6 +49,32 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 subprocess_server_logger.addFilter(_is_news)  # the logger is Prefect's own: start and end of a server are no news
+
+
+def refuse_newer_database() -> None:
+    """Refuse a database that a newer Prefect has brought up to date: this one's server cannot start with it.
+
+    Raises:
+        PermanentError: It is so, by the revision of Alembic that stands in it.
+    """
+    named = get_current_settings().server.database.connection_url
+    url = make_url(named.get_secret_value() if named else "sqlite://")
+    if url.get_backend_name() != "sqlite" or not url.database or not os.path.isfile(url.database):
+        return
+    try:
+        with closing(sqlite3.connect(f"{Path(url.database).absolute().as_uri()}?mode=ro", uri=True)) as database:
+            revisions = [str(row[0]) for row in database.execute("SELECT version_num FROM alembic_version")]
+    except sqlite3.Error:
+        return  # empty, busy or damaged: the server says so
+    # Newest first: that is usually the one.
+    known = sorted(_MIGRATIONS.glob("*.py"), reverse=True)
+    for revision in revisions if known else ():
+        if not any(revision in path.read_text(encoding="utf-8") for path in known):
+            raise PermanentError(
+                f"this database was made by a newer Prefect than {prefect.__version__}, which is installed here",
+                subject=url.database,
+                advice="Set PREFECT_HOME to another folder, or install the newer Prefect",
+            )
 
 
 class EmbeddedServer(SubprocessASGIServer):

@@ -25,7 +25,8 @@ def reach_server() -> None:
 
     Raises:
         InvalidInput: None is configured, and the settings forbid one for this process.
-        PermanentError: Prefect's folder, in which it keeps results too, cannot be written.
+        PermanentError: Prefect's folder, in which it keeps results too, cannot be written, or has the database of a
+            newer Prefect.
         TransientError: It does not answer, or this process's own did not start.
     """
     advice = "Set PREFECT_HOME, or HOME, to a folder that can be written"
@@ -71,6 +72,7 @@ def _offer_own_server() -> None:
             advice="Set PREFECT_API_URL to the address of a server",
         )
     # Prefect's server is a second of imports, which a configured server elsewhere makes unnecessary.
-    from nightbridge.flows.embedded_server import EmbeddedServer
+    from nightbridge.flows.embedded_server import EmbeddedServer, refuse_newer_database
 
+    refuse_newer_database()
     EmbeddedServer()

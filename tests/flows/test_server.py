@@ -2,19 +2,27 @@
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.server.api.server import SubprocessASGIServer
-from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED, temporary_settings
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_SERVER_DATABASE_CONNECTION_URL,
+    PREFECT_SERVER_EPHEMERAL_ENABLED,
+    temporary_settings,
+)
 
-from nightbridge.errors import InvalidInput, TransientError
-from nightbridge.flows.embedded_server import EmbeddedServer
+from nightbridge.errors import InvalidInput, PermanentError, TransientError
+from nightbridge.flows.embedded_server import EmbeddedServer, refuse_newer_database
 from nightbridge.flows.server import reach_server
 from tests.real.slurm_daemons import free_ports
 
@@ -146,6 +154,36 @@ def test_one_that_cannot_start_is_said_at_once(tmp_path: Path, monkeypatch: pyte
 
     assert time.monotonic() - begun < 120
     assert not SubprocessASGIServer().running
+
+
+@pytest.mark.parametrize(
+    ("revision", "expected"),
+    [
+        ("27d8f4e1a6c9", pytest.raises(PermanentError, match=r"made by a newer Prefect than .*Set PREFECT_HOME")),
+        ("9725c1cbee35", nullcontext()),  # the first that Prefect had
+    ],
+)
+def test_a_database_of_a_newer_prefect_is_refused_before_a_server_starts(
+    tmp_path: Path, revision: str, expected: AbstractContextManager[Any]
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "prefect.db")) as database, database:
+        database.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        database.execute("INSERT INTO alembic_version VALUES (?)", (revision,))
+
+    with (
+        temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{tmp_path}/prefect.db"}),
+        expected,
+    ):
+        refuse_newer_database()
+
+
+@pytest.mark.parametrize("found", [None, b"no database"])
+def test_a_database_that_says_nothing_is_left_to_the_server(tmp_path: Path, found: bytes | None) -> None:
+    if found is not None:
+        (tmp_path / "prefect.db").write_bytes(found)
+
+    with temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{tmp_path}/prefect.db"}):
+        refuse_newer_database()
 
 
 def test_a_home_that_cannot_be_written_is_told_in_seconds_with_the_way_out(environment: dict[str, str]) -> None:
