@@ -25,6 +25,11 @@ MOUNT_POINT = "/opt/Megatron-Bridge"
 """Where Megatron-Bridge lies in NVIDIA's images."""
 
 
+def is_ref(text: str) -> bool:
+    """Whether a branch, a tag or a commit may be called this: git check-ref-format, as far as it matters here."""
+    return bool(text) and not text.startswith("-") and not re.search(r"[\s~^:?*\[\\]|\.\.|@\{", text)
+
+
 class GitRepo(Model):
     """A repository and the ref to pin, as a test file names it (CloudAI's `git_repos` entry)."""
 

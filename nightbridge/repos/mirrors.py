@@ -21,6 +21,7 @@ from typing import TypeVar
 from nightbridge.errors import InvalidInput, PermanentError
 from nightbridge.locking import Lease, lease
 from nightbridge.models import Model
+from nightbridge.models.scenario import is_ref
 from nightbridge.repos.git import absolute_url, attempt, git, masked, repository_name
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class Mirror:
         return (*lines, f"... and {count - len(lines)} more") if count > len(lines) else tuple(lines)
 
     def _resolve(self, ref: str) -> str:
-        if not ref or ref.startswith("-") or re.search(r"[\s~^:?*\[\\]|\.\.|@\{", ref):
+        if not is_ref(ref):
             raise InvalidInput("not a ref", subject=repr(ref), advice="Give a branch, a tag or a commit")
         if FULL_COMMIT.match(ref.lower()):
             return self._ensure(ref.lower())

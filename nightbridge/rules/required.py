@@ -1,6 +1,6 @@
 """What the launcher cannot do without."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from nightbridge.launch.flags import V0_4_0
 from nightbridge.models.series import DEFAULT_NUM_GPUS
@@ -40,6 +40,31 @@ def _steps(run: RuleContext) -> Iterator[str]:
     """A library recipe trains for its own number of steps, usually days."""
     if run.test.max_steps is None and run.args.get("use_recipes"):
         yield "cmd_args.use_recipes = true needs max_steps: the library recipe would train to its own end; write it"
+
+
+_NEEDED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "data": {
+        "rp2": ("dataset_paths", "index_mapping_dir"),
+        "c4": ("c4_root",),
+        "squad": ("dataset_root",),
+        "squad_packed": ("dataset_root",),
+    },
+    "tokenizer_type": {"HuggingFaceTokenizer": ("tokenizer_model",), "SentencePieceTokenizer": ("tokenizer_model",)},
+}
+"""Keys that a value of another key cannot do without, the same in every release."""
+
+_OVERRIDES = "Megatron-Bridge: scripts/performance/utils/overrides.py at 067f987d (main)"
+
+
+@rule(
+    "data-needs", _OVERRIDES, cmd_args(*_NEEDED, "dataset_paths index_mapping_dir c4_root dataset_root tokenizer_model")
+)
+def _data_needs(run: RuleContext) -> Iterator[str]:
+    """The job ends with an error as soon as it starts, after the wait in the queue."""
+    for field, values in _NEEDED.items():
+        for needed in values.get(str(run.args.get(field)), ()):
+            if not run.args.get(needed):
+                yield f"cmd_args.{field} = {run.args[field]!r} needs cmd_args.{needed}; write it"
 
 
 @rule("qwen3-tokenizer", _SUBMISSION, cmd_args("model_family_name model_recipe_name task offline"), first=V0_4_0)

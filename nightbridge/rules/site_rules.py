@@ -8,6 +8,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.launch.parser_source import launcher_of, passes_every_image_on
 from nightbridge.launch.resources import clock, is_read_differently_by_sbatch, time_limit_seconds
 from nightbridge.models.metrics import METRICS
+from nightbridge.models.scenario import is_ref
 from nightbridge.rules.rule import UPSTREAM, RuleContext, cmd_args, is_local, rule
 from nightbridge.sbatch_options import NOT_ONE_JOB, option_names
 
@@ -147,12 +148,26 @@ def _absolute(run: RuleContext) -> Iterator[str]:
             yield f"cmd_args.{field} = {path!r} is no absolute path; write it whole, from / on"
 
 
-@rule("mount-syntax", _PYXIS, ("extra_container_mounts",))
+@rule("mount-syntax", _PYXIS, ("extra_container_mounts", "git_repos"))
 def _mounts(run: RuleContext) -> Iterator[str]:
     """Pyxis refuses other forms when the job starts."""
     for mount in run.test.extra_container_mounts:
         if not _MOUNT.fullmatch(mount):
             yield f"extra_container_mounts: {mount!r} is not of the form HOST_PATH:/CONTAINER_PATH[:flags]"
+    for repository in run.test.git_repos:
+        if (at := repository.mount_as) and not re.fullmatch(r"/[^\s:,]*", at):
+            yield f"git_repos: mount_as = {at!r} is no absolute path without white space, colon or comma; write one"
+
+
+@rule("pin-syntax", "git check-ref-format", ("git_repos", "nemo_run_repo"))
+def _pin(run: RuleContext) -> Iterator[str]:
+    """Nothing is found in a repository without an address, or under a name that no ref can have."""
+    named = [("git_repos", repository) for repository in run.test.git_repos]
+    for table, repository in (*named, ("nemo_run_repo", run.test.nemo_run_repo)):
+        if not repository.url.strip():
+            yield f"{table}: url is empty; write the address of the repository"
+        if not is_ref(repository.commit):
+            yield f"{table}: commit = {repository.commit!r} is no branch, tag or commit; write one"
 
 
 @rule("partition-exists", _SLURM, (), needs="limits")
