@@ -140,7 +140,7 @@ def read_document(path: Path) -> Document:
     try:
         if path.is_file() and path.stat().st_size > SIZE_LIMIT:
             raise InvalidInput("too large for a configuration", subject=str(path), advice="Name a TOML file")
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # without the byte order mark that some editors write
     except FileNotFoundError as error:
         raise InvalidInput("no such file", subject=str(path), advice="Check the path") from error
     except (OSError, ValueError) as error:

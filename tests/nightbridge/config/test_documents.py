@@ -1,13 +1,14 @@
-"""The line of every key, in texts that tomllib accepts."""
+"""The line of every key, in texts that tomllib accepts, and what of a file is read at all."""
 
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightbridge.config.documents import KeyPath, key_lines, line_of
+from nightbridge.config.documents import KeyPath, key_lines, line_of, read_document
 
 TEXT = '''# a comment with [brackets] and "quotes
 name = "x" # and one behind
@@ -79,3 +80,12 @@ def test_every_key_of_generated_tables_is_found_on_its_own_line(tables: Any) -> 
     found = key_lines("\n".join(lines))
 
     assert {path: found.get(path) for path in expected} == expected
+
+
+def test_the_byte_order_mark_of_an_editor_is_no_part_of_the_text(tmp_path: Path) -> None:
+    (tmp_path / "test.toml").write_bytes(b'\xef\xbb\xbfname = "x"\n')
+
+    document = read_document(tmp_path / "test.toml")
+
+    assert document.table == {"name": "x"}
+    assert document.where(("name",)).endswith("test.toml:1")
