@@ -15,7 +15,7 @@ import random
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -91,11 +91,13 @@ def verify_run(store: ObjectStore, prefix: str, on_progress: Callable[[Progress]
 
 def verify_content(store: ObjectStore, prefix: str, on_progress: Callable[[Progress], None] | None = None) -> list[str]:
     """Read every byte of a run and check it against its manifest; returns one line per problem."""
+    sizes = _sizes(store, prefix)
     with ThreadPoolExecutor(STREAMS, thread_name_prefix="nightbridge-ranges") as pool:
 
         def check(file: StoredFile) -> str:
             reader = _Reader(store, f"{prefix}/{file.path}", lambda received: None)
             try:
+                _check_size(reader, file, sizes)
                 digests = _of_each_range(pool, lambda parts: list(reader.read(parts, _discard)), _parts(file))
                 _check_digests(reader.subject, file, digests)
             except (DamagedData, PermanentError) as error:
@@ -147,6 +149,7 @@ def fetch_run(
     for parent in {path.parent for path in paths}:
         with _write_errors(parent):
             parent.mkdir(parents=True, exist_ok=True)
+    sizes = _sizes(store, prefix)
     meter = Meter("fetching", [file.size for file in files], on_progress)
     turns = threading.Semaphore(WORKERS)
     with ThreadPoolExecutor(STREAMS, thread_name_prefix="nightbridge-ranges") as pool:
@@ -158,6 +161,7 @@ def fetch_run(
             # Of large files fewer are written at once: their ranges share the same few streams.
             with turns if file.part_size else contextlib.nullcontext(), _write_errors(path):
                 if not _is_there(path, file):
+                    _check_size(reader, file, sizes)
                     _restore(reader, pool, file, path)
 
         in_parallel(fetch, list(enumerate(files)), meter, FILES)
@@ -175,9 +179,9 @@ class _Reader:
         self._received = 0
         self.subject = store.url_of(key)
 
-    def exists(self) -> bool:
-        """Whether there is an object: of an empty one no range can be read."""
-        return self._store.stat(self._key) is not None
+    def stat(self) -> ObjectInfo | None:
+        """What the store knows of the object now."""
+        return self._store.stat(self._key)
 
     def read(self, parts: Sequence[_Part], write: Write) -> Iterator[bytes]:
         """Pass on the bytes of adjacent parts, with one request for all; yields the SHA-256 of each that is whole.
@@ -228,6 +232,26 @@ class _Reader:
                     raise _differs(self.subject, f": it ends after {at} bytes")
 
 
+def _sizes(store: ObjectStore, prefix: str) -> dict[str, int]:
+    """The bytes of each object of a run by its path, as a listing shows them."""
+    return {found.key.removeprefix(f"{prefix}/"): found.size for found in store.list(prefix)}
+
+
+def _check_size(reader: _Reader, file: StoredFile, sizes: Mapping[str, int]) -> None:
+    """The ranges that are read show neither what stands behind them, nor that an empty object is there.
+
+    Raises:
+        DamagedData: The object is missing, or shorter or longer than the manifest says.
+    """
+    if sizes.get(file.path) == file.size:
+        return
+    found = reader.stat()  # a listing may lag behind
+    if found is None:
+        raise DamagedData("missing", subject=reader.subject, advice="It was deleted in the store")
+    if found.size != file.size:
+        raise _differs(reader.subject, f": {found.size} bytes, expected {file.size}")
+
+
 def _is_there(path: Path, file: StoredFile) -> bool:
     try:
         status = path.stat()
@@ -238,8 +262,6 @@ def _is_there(path: Path, file: StoredFile) -> bool:
 
 
 def _restore(reader: _Reader, pool: ThreadPoolExecutor, file: StoredFile, path: Path) -> None:
-    if not file.size and not reader.exists():
-        raise DamagedData("missing", subject=reader.subject)
     parts = _parts(file)
     # A part of the name says whose it is, and leaves room for the rest where the name is as long as a name can be.
     partial = path.with_name(f".{path.name[:100]}.{file.sha256[:32]}.part")

@@ -106,6 +106,26 @@ def test_an_object_that_was_sent_in_parts_and_replaced_is_found(store: ObjectSto
         fetch_run(store, prefix, tmp_path / "back")
 
 
+@pytest.mark.parametrize("path", ["checkpoints/iter_0000040/__1_0.distcp", "summary.json"])
+@pytest.mark.parametrize("change", [lambda data: data + b"tail", lambda data: data[:-5], lambda data: None])
+def test_an_object_that_is_longer_or_shorter_or_gone_is_neither_verified_nor_fetched(
+    store: ObjectStore, left: LeftRun, tmp_path: Path, path: str, change: Callable[[bytes], bytes | None]
+) -> None:
+    prefix = left.harvest(store).prefix
+    data = store.get(f"{prefix}/{path}") or b""
+    store.delete(f"{prefix}/{path}")
+    changed = change(data)
+    if changed is not None:
+        store.put(f"{prefix}/{path}", changed)
+    what = "missing" if changed is None else f"differs from the manifest: {len(changed)} bytes, expected {len(data)}"
+
+    assert verify_content(store, prefix) == [f"{path}: {what}"]
+    assert [problem.split(": ")[0] for problem in verify_run(store, prefix)] == [path]
+    with pytest.raises(DamagedData, match=rf"{path}: {what}\. It was "):
+        fetch_run(store, prefix, tmp_path / "back")
+    assert (tmp_path / "back" / INCOMPLETE).exists()
+
+
 def large_run(settings: StoreSettings, folder: Path) -> str:
     """The prefix of a harvested run: one shard of three parts, others of one."""
     return make_run(folder / "large", shard_size=6 << 20).harvest(open_store(settings)).prefix
