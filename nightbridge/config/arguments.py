@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, TypeAdapter
 
-from nightbridge.config.documents import Findings, KeyPath, unknown_key, validated
+from nightbridge.config.documents import Findings, KeyPath, meant, unknown_key, validated
 from nightbridge.launch.flags import NO_EFFECT, TEST_FLAGS, Flag, Kind, without_variables
 from nightbridge.launch.hetero_arguments import Finite, HeteroArguments, Whole
 from nightbridge.masking import find_shapes
@@ -115,7 +115,8 @@ class SweepChoice:
 
     def excludes(self, field: str) -> bool:
         """Whether the key of `[cmd_args]` never sweeps."""
-        return any(f"{CMD_ARGS}.{field}".startswith(prefix) for prefix in self.excluded)
+        path = f"{CMD_ARGS}.{field}"
+        return any(path == prefix or path.startswith(f"{prefix}.") for prefix in map(str.strip, self.excluded))
 
 
 class Arguments(Model):
@@ -259,6 +260,13 @@ def _check_choice(choice: SweepChoice, axes: Sequence[SweepAxis], findings: Find
             findings.problem(path, f"{field!r} is not a key of [cmd_args]; {unknown_key(field, TEST_FLAGS)}")
         elif field not in swept:
             findings.problem(path, f"{field!r} is not a list in [cmd_args]; write its values there")
+    for index, prefix in enumerate(choice.excluded):
+        table, _, key = prefix.strip().partition(".")
+        if table != CMD_ARGS or key.partition(".")[0] not in {*TEST_FLAGS, *NO_EFFECT, *RENAMED, *MOVED}:
+            hint = meant(key or table, TEST_FLAGS)
+            findings.warn(
+                ("dse_excluded_args", index), f"{prefix!r} has no effect: it is no key as cmd_args.tp is one{hint}"
+            )
 
 
 def _read_value(

@@ -1,5 +1,6 @@
 """Test and scenario files to a `Scenario`, and a scenario to the runs of a night in the order of its dependencies."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -12,7 +13,16 @@ from nightbridge.config.documents import Document, KeyPath, Layer, Layered, find
 from nightbridge.config.schema import ENTRY_KEYS, REFUSED_FOR_CLOUDAI, SCENARIO_IGNORED, SCENARIO_KEYS
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.resources import at_point
-from nightbridge.models import ClusterLimits, InvalidTest, RunDependency, RunSpec, Scenario, TestDefinition, Violation
+from nightbridge.models import (
+    ClusterLimits,
+    GatePolicy,
+    InvalidTest,
+    RunDependency,
+    RunSpec,
+    Scenario,
+    TestDefinition,
+    Violation,
+)
 from nightbridge.rules import points_of
 
 _TEST_DIRS = (".", "test", "tests", "../test", "../tests")
@@ -181,7 +191,25 @@ def _scenario(document: Document, tests_dirs: Sequence[Path]) -> Scenario:
     if problems:
         problems.extend(found for test in tests if isinstance(test, InvalidTest) for found in test.findings)
         raise InvalidInput("the scenario is not valid", subject=str(document.path), violations=problems)
+    warnings += _unknown_judges(tests)
     return _assembled(str(document.table["name"]).strip(), document, tests, warnings)
+
+
+_RUN_KEY_END = re.compile(r"-[0-9a-f]{10}$")
+
+
+def _unknown_judges(tests: Iterable[TestDefinition | InvalidTest]) -> Iterator[Violation]:
+    """Warn of a canary or a reference that no test of the scenario is, nor the key of a run."""
+    ids = {test.id for test in tests}
+    for test in tests:
+        gate = test.gate if isinstance(test, TestDefinition) else GatePolicy()
+        for key, name in (("canary", gate.canary), ("reference", gate.reference)):
+            if name and name not in ids and not _RUN_KEY_END.search(name):
+                where = test.lines.get(f"gate.{key}") if isinstance(test, TestDefinition) else None
+                message = (
+                    f"no test of this scenario is called {name!r}{meant(name, ids)}; another scenario has to run it"
+                )
+                yield finding(where or test.source, ("gate", key), message, "warning")
 
 
 def _problem(document: Document, path: KeyPath, message: str) -> Violation:

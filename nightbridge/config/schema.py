@@ -4,9 +4,9 @@
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from nightbridge.config.arguments import MOVED, RENAMED
 from nightbridge.config.cloudai_compat import AgentFields, TrainingReport
@@ -38,6 +38,11 @@ REFUSED_FOR_CLOUDAI = frozenset({"pre_test", "post_test", "reports", "job_status
 
 SCENARIO_KEYS = frozenset({"name", "Tests", *SCENARIO_IGNORED})
 ENTRY_KEYS = frozenset({"id", "test_name"})
+
+
+def _listed(value: object) -> object:
+    """A text alone is a list of one, as in CloudAI."""
+    return [value] if isinstance(value, str) else value
 
 
 class DependencyTable(Model):
@@ -77,7 +82,9 @@ class TestTable(AgentFields):
     compat: Compat = Field("none", description="`cloudai` checks by CloudAI's own constraints.")
     sweep: SweepPolicy = Field(SweepPolicy(), description="How lists are expanded.")
     dependencies: tuple[DependencyTable, ...] = Field((), description="Tests of the scenario to wait for.")
-    dse_excluded_args: tuple[str, ...] = Field((), description="Keys whose list is one value and no sweep (CloudAI).")
+    dse_excluded_args: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
+        (), description="Keys whose list is one value and no sweep (CloudAI)."
+    )
     num_nodes: int | str | tuple[int, ...] | None = Field(
         None, description="A list sweeps over the number of nodes; a single number has no effect."
     )

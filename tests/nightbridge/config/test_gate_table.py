@@ -107,6 +107,23 @@ def test_the_pins_of_a_canary_must_not_be_able_to_move(tmp_path: Path) -> None:
     assert isinstance(fixed, TestDefinition)
 
 
+def test_a_canary_or_reference_that_no_test_of_the_scenario_is_gets_a_warning(tmp_path: Path) -> None:
+    key = "other-2026-11-21-0123456789"
+    for name, gate in (("a", 'canary = "b"\nreference = "bb"'), ("b", f'canary = "zzz"\nreference = "{key}"')):
+        write(tmp_path, name, tables=f"[gate]\n{gate}")
+    names = "".join(f'[[Tests]]\nid = "{name}"\ntest_name = "{name}"\n' for name in ("a", "b"))
+    (tmp_path / "scenario.toml").write_text(f'name = "s"\n{names}')
+
+    scenario = config.load(tmp_path / "scenario.toml")
+
+    assert scenario.invalid == ()
+    found = [warning for warning in scenario.warnings if "gate." in warning]
+    assert len(found) == 2
+    assert "a.toml" in found[0]
+    assert "gate.reference: no test of this scenario is called 'bb'; did you mean 'b'?; another scenario" in found[0]
+    assert "gate.canary: no test of this scenario is called 'zzz'; another scenario has to run it" in found[1]
+
+
 def test_the_other_tests_of_a_scenario_know_its_canary(tmp_path: Path) -> None:
     write(tmp_path, "canary", top="canary = true")
     write(tmp_path, "plain", commit="main")

@@ -727,6 +727,20 @@ def test_a_list_for_a_flag_that_takes_lists_is_one_value_and_cloudais_other_read
     assert excluded.warnings == ()
 
 
+def test_what_is_excluded_from_sweeps_is_a_key_whole_as_in_cloudai(write: Write) -> None:
+    text = TEST + 'dataset_root = ["/a", "/b"]\ndata = "squad"\n'
+
+    alone = config.load(write(f'dse_excluded_args = "cmd_args.data"\n{text}'))
+    wrong = config.load(write(f'dse_excluded_args = ["dataset_root", "cmd_args.dataset_rot"]\n{text}'))
+
+    assert [axis.name for axis in alone.tests[0].axes] == ["dataset_root"]
+    assert alone.warnings == ()
+    assert len(wrong.warnings) == 2
+    assert "dse_excluded_args[0]: 'dataset_root' has no effect" in wrong.warnings[0]
+    assert "dse_excluded_args[1]: 'cmd_args.dataset_rot' has no effect" in wrong.warnings[1]
+    assert "did you mean 'dataset_root'?" in wrong.warnings[1]
+
+
 def test_a_flag_that_takes_lists_sweeps_when_it_is_asked_to_or_given_lists_of_lists(write: Write) -> None:
     asked = config.load(write(TEST + 'cuda_graph_scope = ["attn", "mlp"]\n[sweep]\nfields = ["cuda_graph_scope"]\n'))
     nested = config.load(write(TEST + 'cuda_graph_scope = [["attn"], ["attn", "mlp"]]\n'))
