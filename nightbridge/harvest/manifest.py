@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.models import Job, Model, RunRecord, RunSpec, StoredFile, StoredModel
-from nightbridge.store.checksum import sha256_hex
+from nightbridge.store.checksum import FileDigest, sha256_hex
 from nightbridge.store.protocol import ObjectStore, read_stored
 
 if TYPE_CHECKING:
@@ -98,21 +98,41 @@ def load_scalars(store: ObjectStore, prefix: str) -> "pd.DataFrame | None":
     """Read the scalars of a stored run: tag, step, value, superseded; None when it has none.
 
     Raises:
-        DamagedData: They are not a table of scalars.
+        DamagedData: They are not those that were committed, or not a table of scalars.
     """
     key = f"{prefix}/{METRICS}"
     data = store.get(key)
     if data is None:
         return None
+    _check_committed(store, prefix, METRICS, data)
     import pandas as pd
     import pyarrow as pa
 
     try:
         return pd.read_parquet(io.BytesIO(data), columns=["tag", "step", "value", "superseded"])
-    except (pa.ArrowException, ValueError) as error:
+    except (pa.ArrowException, ValueError, OSError) as error:  # pyarrow has an OSError for many a damaged page
         raise DamagedData(
             "not a table of scalars", subject=store.url_of(key), advice="Harvest the run again"
         ) from error
+
+
+def _check_committed(store: ObjectStore, prefix: str, path: str, data: bytes) -> None:
+    """Compare an object that was read whole with what the manifest says of it; what that does not name is not compared.
+
+    A flipped bit in a compressed page is read as other numbers, without any error.
+    """
+    manifest = read_manifest(store, prefix)
+    entry = manifest.file(path) if manifest else None
+    if entry is None:
+        return
+    digest = FileDigest(entry.part_size)
+    digest.update(data)
+    if (len(data), digest.hexdigest()) != (entry.size, entry.sha256):
+        raise DamagedData(
+            "not what was committed",
+            subject=store.url_of(f"{prefix}/{path}"),
+            advice="Run `nightbridge verify` for details",
+        )
 
 
 def committed_record(store: ObjectStore, manifest: Manifest) -> RunRecord:

@@ -1,13 +1,14 @@
-"""Finding a run by its key alone."""
+"""Finding a run by its key alone, and reading what was committed of it."""
 
 from pathlib import Path
 
 import pytest
 
-from nightbridge.errors import InvalidInput
-from nightbridge.harvest.manifest import committed_attempts, last_attempt
+from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.harvest.manifest import committed_attempts, last_attempt, load_scalars
 from nightbridge.models import StoreSettings
 from nightbridge.store.protocol import ObjectStore, open_store
+from tests.builders import commit_run, make_record, scalar_table
 
 KEY = "llama3-8b-2026-11-21-0123456789"
 FOLDER = f"runs/llama3-8b/2026-11-21/{KEY}"
@@ -44,3 +45,27 @@ def test_the_run_of_another_key_is_not_found(store: ObjectStore) -> None:
 def test_a_text_that_is_no_run_key_finds_nothing(store: ObjectStore, key: str) -> None:
     with pytest.raises(InvalidInput):
         last_attempt(store, key)
+
+
+def test_scalars_that_are_not_those_that_were_committed_are_never_read_as_others(store: ObjectStore) -> None:
+    record = commit_run(store, make_record(), {step: 5.0 - 0.01 * step for step in range(1, 301)})
+    key = f"{record.prefix}/metrics.parquet"
+    whole = store.get(key) or b""
+    assert load_scalars(store, record.prefix) is not None
+
+    for at in range(0, len(whole), 97):
+        store.put(key, whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        with pytest.raises(DamagedData, match="not what was committed"):
+            load_scalars(store, record.prefix)
+
+
+def test_scalars_that_no_manifest_names_are_read_as_they_are_or_not_at_all(store: ObjectStore) -> None:
+    key, table = "runs/a/metrics.parquet", scalar_table(lm_loss={1: 2.0, 2: 1.0}).to_parquet(index=False)
+    store.put(key, table)
+    scalars = load_scalars(store, "runs/a")
+    assert scalars is not None
+    assert scalars["value"].tolist() == [2.0, 1.0]
+
+    store.put(key, table[:4] + bytes(len(table) // 2) + table[4 + len(table) // 2 :])
+    with pytest.raises(DamagedData, match="not a table of scalars"):
+        load_scalars(store, "runs/a")
