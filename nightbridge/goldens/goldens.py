@@ -225,6 +225,12 @@ def _check_metrics(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy
     """Every metric of the golden values is measured, and golden values have what the rules need."""
     needed = policy.required_metrics or (LOSS,)
     faults = [f"the golden values have no {name}" for name in needed if not golden.metrics.get(name)]
+    if golden.format == "megatron-bridge":  # Megatron-LM's say "nan" where they have recorded nothing
+        gaps = {name: golden.not_recorded[name] for name in needed if name in golden.not_recorded}
+        faults += [
+            f"the golden values have no finite {name} at {len(steps)} steps, first {steps[0]}"
+            for name, steps in gaps.items()
+        ]
     faults += [f"the run has no {name}" for name in (*golden.metrics, *needed) if not run.metrics.get(name)]
     return _check("metrics", faults, f"{len(golden.metrics)} metrics")
 

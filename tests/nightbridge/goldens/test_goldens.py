@@ -288,6 +288,14 @@ class TestFailingClosed:
 
         assert compare_golden(run_of(), poorer).failures
 
+    @pytest.mark.parametrize("loss", [math.nan, math.inf, None])
+    def test_golden_values_of_megatron_bridge_whose_loss_is_not_finite_pass_nobody(self, loss: float | None) -> None:
+        broken = run_of(losses=dict.fromkeys(range(4, STEPS + 1), loss))
+
+        for run in (broken, run_of()):
+            (check,) = [check for check in compare_golden(run, broken).failures if check.rule == "metrics"]
+            assert check.message == "the golden values have no finite lm loss at 47 steps, first 4"
+
     def test_two_golden_losses_that_do_not_move_tell_nothing_about_correlation(self) -> None:
         flat = run_of(losses=dict.fromkeys(EVERY, 2.5))
 
