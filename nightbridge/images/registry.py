@@ -149,17 +149,28 @@ def registry_digest(reference: ImageReference, credentials: str = "") -> str:
         InvalidInput: There is no such image.
         PermanentError: The registry refuses us, or its certificate is not trusted.
         TransientError: The registry cannot be reached, or is busy.
-        DamagedData: It answered with no digest.
+        DamagedData: It answered with no digest and no manifest, as a proxy's login page.
     """
     path = f"manifests/{reference.digest or reference.tag or 'latest'}"
     digest = _request_path(reference, path, "HEAD", credentials).headers.get("Docker-Content-Digest")
     if digest is None:
         # The header is optional; the digest is by definition that of the manifest's bytes.
-        with _request_path(reference, path, "GET", credentials) as manifest:
-            digest = f"sha256:{hashlib.sha256(_read(manifest, reference)).hexdigest()}"
+        with _request_path(reference, path, "GET", credentials) as answer:
+            manifest = _read(answer, reference)
+        if not _is_manifest(manifest):
+            raise DamagedData("the registry returned no manifest", subject=str(reference), advice="Look at its answer")
+        digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
     if not re.fullmatch(_DIGEST, digest):
         raise DamagedData(f"the registry returned an unsupported digest ({digest[:80]!r})", subject=str(reference))
     return digest
+
+
+def _is_manifest(data: bytes) -> bool:
+    """Whether an answer is a manifest or an index of some: what all of them have."""
+    try:
+        return "schemaVersion" in json.loads(data)
+    except (ValueError, TypeError, RecursionError):
+        return False
 
 
 def registry_tags(reference: ImageReference, credentials: str = "") -> tuple[str, ...]:
@@ -244,21 +255,35 @@ def _retry_after(error: urllib.error.HTTPError) -> float | None:
     return float(pause) if pause.isdecimal() and float(pause) <= _MAX_PAUSE_SECONDS else None
 
 
+_PARAMETER = r'(\w++)\s*=\s*("[^"]*"|[^\s,]+)'
+_CHALLENGE = re.compile(rf"(\w++)((?:[\s,]+{_PARAMETER})*)")
+
+
+def _challenges(headers: Message) -> dict[str, dict[str, str]]:
+    """The parameters of each login scheme that a registry offers, in one header or several (RFC 9110, 11.6.1)."""
+    return {
+        scheme.lower(): {name.lower(): value.strip('"') for name, value in re.findall(_PARAMETER, parameters)}
+        for header in headers.get_all("WWW-Authenticate", ())
+        for scheme, parameters, *_ in _CHALLENGE.findall(header)
+    }
+
+
 def _authorization(headers: Message, registry: str, reference: ImageReference, credentials: str) -> str:
     """What the `Authorization` header must be for a registry that answered 401."""
-    challenge = headers.get("WWW-Authenticate", "")
-    scheme, _, rest = challenge.partition(" ")
-    fields = {name.lower(): quoted for name, quoted in re.findall(r'(\w+)="([^"]*)"', rest)}
+    challenges = _challenges(headers)
+    fields = challenges.get("bearer", {})
     realm = fields.get("realm", "")
-    if scheme.lower() == "basic":
+    if "basic" in challenges and "bearer" not in challenges:
         login = find_login(registry, credentials=credentials)
         if login is None:
             raise PermanentError(
                 "the registry requires a login", subject=str(reference), advice=login_advice(reference)
             )
         return _basic(login)
-    if scheme.lower() != "bearer" or not realm.startswith(("https://", "http://")):
-        raise PermanentError(f"the registry requires an unsupported login scheme ({scheme!r})", subject=str(reference))
+    if not realm.startswith(("https://", "http://")):
+        offered = ", ".join(headers.get_all("WWW-Authenticate", ())) or "none"
+        what = f"the registry requires an unsupported login scheme ({offered[:80]!r})"
+        raise PermanentError(what, subject=str(reference))
     if realm.startswith("http://") and not http_is_allowed():
         raise PermanentError("the registry requires the login to be sent unencrypted", subject=str(reference))
     try:
@@ -268,7 +293,7 @@ def _authorization(headers: Message, registry: str, reference: ImageReference, c
             f"the registry's login server is no address ({realm[:80]!r})", subject=str(reference)
         ) from error
     login = find_login(registry, token_server=server, credentials=credentials)
-    query = urllib.parse.urlencode({name: fields[name] for name in ("service", "scope") if name in fields})
+    query = urllib.parse.urlencode([(name, fields[name]) for name in ("service", "scope") if name in fields])
     basic = {"Authorization": _basic(login)} if login else {}
     with _checked_request(f"{realm}?{query}", basic, "GET", reference) as answer:
         try:

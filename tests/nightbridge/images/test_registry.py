@@ -159,13 +159,16 @@ def test_a_damaged_file_with_logins_is_named_and_not_shown(tmp_path: Path) -> No
 # --- tokens and pauses, which Debian's registry cannot be made to ask for ---------------------------------------------
 
 MANIFEST = b'{"schemaVersion": 2}'
+CHALLENGE = 'Bearer realm="{realm}",service="registry",scope="repository:x:pull"'
 
 
 class TokenRegistry(http.server.BaseHTTPRequestHandler):
-    """Asks for a token, as Docker Hub and nvcr.io do; `pauses` and `digest` are set per test."""
+    """Asks for a token, as Docker Hub and nvcr.io do; what it answers besides is set per test."""
 
     pauses: ClassVar[list[str]] = []
     digest: str | None = None
+    challenges: tuple[str, ...] = ()
+    manifest: tuple[int, bytes] = (200, MANIFEST)
     seen: ClassVar[list[tuple[str, str]]] = []
 
     def do_GET(self) -> None:
@@ -177,8 +180,7 @@ class TokenRegistry(http.server.BaseHTTPRequestHandler):
             self._answer(429, b"", **{"Retry-After": self.pauses.pop()})
         elif authorization != "Bearer the-token":
             realm = f"http://{self.headers['Host']}/token"
-            challenge = f'Bearer realm="{realm}",service="registry",scope="repository:x:pull"'
-            self._answer(401, b"", **{"WWW-Authenticate": challenge})
+            self._answer(401, b"", **{"WWW-Authenticate": [each.format(realm=realm) for each in self.challenges]})
         elif self.path.startswith("/v2/x/tags/list?n="):
             link = '</v2/x/tags/list?last=b&n=2>; rel="next"'
             self._answer(200, b'{"name": "x", "tags": ["a", "b"]}', Link=link)
@@ -187,14 +189,16 @@ class TokenRegistry(http.server.BaseHTTPRequestHandler):
         elif self.path.startswith("/v2/page/tags"):
             self._answer(200, b"<html>")
         else:
-            self._answer(200, MANIFEST, **({"Docker-Content-Digest": self.digest} if self.digest else {}))
+            status, manifest = self.manifest
+            self._answer(status, manifest, **({"Docker-Content-Digest": self.digest} if self.digest else {}))
 
     do_HEAD = do_GET
 
-    def _answer(self, status: int, body: bytes, **headers: str) -> None:
+    def _answer(self, status: int, body: bytes, **headers: str | list[str]) -> None:
         self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
+        for name, values in headers.items():
+            for value in [values] if isinstance(values, str) else values:
+                self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command == "GET":
@@ -207,6 +211,7 @@ class TokenRegistry(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def token_registry() -> Iterator[str]:
     TokenRegistry.pauses, TokenRegistry.seen, TokenRegistry.digest = [], [], None
+    TokenRegistry.challenges, TokenRegistry.manifest = (CHALLENGE,), (200, MANIFEST)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), TokenRegistry)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -253,6 +258,34 @@ def test_without_the_digest_header_the_manifest_is_fetched(token_registry: str) 
     digest = registry_digest(ImageReference(registry=token_registry, name="x", tag="1"))
 
     assert digest == f"sha256:{hashlib.sha256(MANIFEST).hexdigest()}"
+
+
+@pytest.mark.parametrize("answer", [(204, b""), (200, b"<html>log in</html>"), (200, b"[]"), (200, b'{"errors": []}')])
+def test_an_answer_that_is_no_manifest_is_not_taken_for_the_image(
+    token_registry: str, answer: tuple[int, bytes]
+) -> None:
+    TokenRegistry.manifest = answer
+
+    with pytest.raises(DamagedData, match="returned no manifest"):
+        registry_digest(ImageReference(registry=token_registry, name="x", tag="1"))
+
+
+@pytest.mark.parametrize(
+    "challenges",
+    [
+        ("Negotiate", CHALLENGE),
+        ("NTLM TlRMTVNTUAAC=", 'Basic realm="login"', CHALLENGE),
+        (f'Basic realm="login", {CHALLENGE}',),
+        (f'{CHALLENGE}, Basic realm="login"',),
+        ("Bearer realm={realm},service=registry,scope=repository:x:pull",),
+        ('bearer  Realm = "{realm}" , Service="registry", scope="repository:x:pull"',),
+    ],
+)
+def test_a_token_is_asked_for_however_the_registry_says_it(token_registry: str, challenges: tuple[str, ...]) -> None:
+    TokenRegistry.challenges = challenges
+
+    assert registry_digest(ImageReference(registry=token_registry, name="x", tag="1")).startswith("sha256:")
+    assert TokenRegistry.seen[1] == ("/token?service=registry&scope=repository%3Ax%3Apull", "")
 
 
 def test_a_digest_of_another_kind_is_refused(token_registry: str) -> None:
