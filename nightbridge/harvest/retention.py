@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pydantic import AwareDatetime, Field
 
 from nightbridge.harvest.manifest import MANIFEST
-from nightbridge.models import GOOD_VERDICTS, GatePolicy, Model, RetentionPolicy, Verdict
+from nightbridge.models import GOOD_VERDICTS, GatePolicy, Model, RetentionPolicy, Verdict, night_order
 from nightbridge.store.protocol import ObjectInfo, ObjectStore, read_stored
 from nightbridge.store.transfers import Meter, Progress, in_parallel
 
@@ -141,12 +141,12 @@ def _remove(store: ObjectStore, prefix: str, keys: Sequence[str]) -> None:
 
 def _beyond_limits(runs: Sequence[StoredRun], policy: RetentionPolicy, now: datetime) -> dict[str, str]:
     """The runs of one test that a limit does not allow, by run key, each with the reason."""
-    newest_of: dict[str, datetime] = {}
+    order_of: dict[str, str] = {}
     for run in runs:
-        newest_of[run.night] = max(newest_of.get(run.night, run.written_at), run.written_at)
-    times = sorted(time for night, time in newest_of.items() if not _SEARCH.search(night))
+        order_of[run.night] = max(order_of.get(run.night, ""), _order(run))
+    orders = sorted(order for night, order in order_of.items() if not _SEARCH.search(night))
     # What a search has run stays as long as the nights of its time.
-    newer_nights = {night: len(times) - bisect.bisect_right(times, time) for night, time in newest_of.items()}
+    newer_nights = {night: len(orders) - bisect.bisect_right(orders, order) for night, order in order_of.items()}
     reasons, kept_bytes = {}, 0
     for run in sorted(runs, key=lambda run: (newer_nights[run.night], -run.written_at.timestamp())):
         age = (now - run.written_at) / timedelta(days=1)
@@ -164,6 +164,11 @@ def _beyond_limits(runs: Sequence[StoredRun], policy: RetentionPolicy, now: date
     return reasons
 
 
+def _order(run: StoredRun) -> str:
+    """What runs sort by: their night, whose verdict may be written again later; of a search, when it was run."""
+    return night_order("" if _SEARCH.search(run.night) else run.night, run.written_at)
+
+
 def _next_baselines(runs: Iterable[StoredRun]) -> set[str]:
     """The newest good runs of every series, as many as its next verdict may take."""
     by_series: dict[str, list[StoredRun]] = defaultdict(list)
@@ -172,7 +177,7 @@ def _next_baselines(runs: Iterable[StoredRun]) -> set[str]:
             by_series[run.verdict.series].append(run)
     keys: set[str] = set()
     for of_series in by_series.values():
-        newest_first = sorted(of_series, key=lambda run: run.written_at, reverse=True)
+        newest_first = sorted(of_series, key=lambda run: (_order(run), run.written_at), reverse=True)
         # The test's own setting is not in the verdict, but what it has taken so far is, and tonight it may be one more.
         taken = max(len(run.verdict.baseline_runs) for run in newest_first if run.verdict)
         good = [run.run_key for run in newest_first if run.verdict and run.verdict.status in GOOD_VERDICTS]

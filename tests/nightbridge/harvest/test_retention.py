@@ -85,6 +85,20 @@ def test_a_good_run_of_a_search_takes_no_place_among_those_that_the_next_night_i
     assert gone(nights + found, RetentionPolicy(days=30)) == {run.run_key for run in found}
 
 
+def test_old_nights_whose_verdicts_are_written_again_stay_the_old_ones() -> None:
+    """As `accept --undo` does, or a Retry of an old night."""
+    nights = [stored(f"n{age}", age, status=VerdictStatus.PASSED) for age in range(100, 120)]
+    again = [run.model_copy(update={"written_at": NOW - timedelta(days=2)}) for run in nights[-5:]]
+    assert gone(nights[:-5] + again, RetentionPolicy(nights=7)) == {f"n{age}" for age in range(107, 120)}
+    assert gone(nights[:-5] + again, RetentionPolicy(max_gb=0)) == {f"n{age}" for age in range(107, 120)}
+
+
+def test_a_night_that_is_named_by_a_word_is_as_old_as_its_runs() -> None:
+    nights = [stored(f"n{age}", age) for age in (2, 4)]
+    word = stored("by-hand", 3).model_copy(update={"night": "release-check"})
+    assert gone([*nights, word], RetentionPolicy(nights=2)) == {"n4"}
+
+
 def test_the_oldest_go_until_the_others_fit() -> None:
     runs = [stored(f"n{night}", 2 + night, size=4 * 10**9) for night in range(4)]
     assert gone(runs, RetentionPolicy(max_gb=8)) == {"n2", "n3"}
