@@ -37,8 +37,15 @@ MIN_LENGTH = 4
 MIN_ENCODED = 8
 """Bytes of the shortest text looked for in an encoding, with gaps or in a binary file: shorter ones occur by chance."""
 
-_PASSWORD = re.compile(r"\bpassword\s+(\S+)")
-_URL_PATH = re.compile(r"\w+://[^/\s]+(/\S+)")
+_PARTS = (
+    re.compile(r'\bpassword\s+"([^"]+)"'),
+    re.compile(r'\bpassword\s+([^\s"]\S*)'),
+    re.compile(r"\w+://[^/\s]+(/\S+)"),
+    re.compile(r"\w+://[^/@\s:]*:([^/@\s]{8,})@"),  # shorter ones also occur in ordinary words
+)
+"""What of a line of netrc(5) or a URL is a secret by itself: a password, and the path of a webhook."""
+
+_BARE_IN_SHELL = re.compile(r"[^\w@%+=:./~#\n-]")
 
 _ESCAPE = rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\))"
 _SPACE = b" \t\r\n"
@@ -50,7 +57,7 @@ _GAP_FACTOR = 8
 
 
 def _spellings(value: str) -> Iterator[bytes]:
-    """A value as it is, and as it appears in JSON, Python, HTML, URLs, hex dumps and base64."""
+    """A value as it is, and as it appears in JSON, Python, YAML, a shell, HTML, URLs, hex dumps and base64."""
     raw = value.encode("utf-8", "surrogateescape")  # an environment variable that is not UTF-8 comes with surrogates
     yield raw
     if len(raw) < MIN_ENCODED:
@@ -59,6 +66,8 @@ def _spellings(value: str) -> Iterator[bytes]:
     texts = [
         *(escaped, plain, plain.replace("/", "\\/"), json.dumps(escaped)[1:-1], repr(value)[1:-1]),
         *(page, html.escape(value, quote=False), page.replace("&#x27;", "&#39;").replace("&quot;", "&#34;")),
+        *(page.replace("&#x27;", "&apos;"), value.replace("'", "''")),
+        *(value.replace("'", "'\"'\"'"), value.replace("'", "'\\''"), _BARE_IN_SHELL.sub(r"\\\g<0>", value)),
     ]
     yield from (text.encode("utf-8", "surrogateescape") for text in texts)
     digits = [f"{byte:02x}" for byte in raw]
@@ -75,8 +84,8 @@ def _spellings(value: str) -> Iterator[bytes]:
 
 
 def _known_texts(values: Iterable[str]) -> set[bytes]:
-    """Every spelling of the values, of the passwords in lines of netrc(5), and of the path of a webhook's URL."""
-    parts = {part for value in values for found in (_PASSWORD, _URL_PATH) for part in found.findall(value)}
+    """Every spelling of the values, and of those parts of them that are secrets by themselves."""
+    parts = {part for value in values for found in _PARTS for part in found.findall(value)}
     parts = {*values, *parts, *map(os.path.expandvars, parts)}
     return {text for part in parts if len(part) >= MIN_LENGTH for text in _spellings(part)}
 

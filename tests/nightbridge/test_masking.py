@@ -4,6 +4,8 @@ import base64
 import html
 import json
 import random
+import re
+import shlex
 import textwrap
 import time
 from collections.abc import Callable
@@ -59,6 +61,11 @@ HARD = "s3cr/et+\"wörd'<&>%\\ 9"
         lambda text: json.dumps({"log": json.dumps({"token": text})}),
         lambda text: json.dumps(text, ensure_ascii=False).replace("/", "\\/"),
         html.escape,
+        shlex.quote,
+        lambda text: "'" + text.replace("'", "'\\''") + "'",
+        lambda text: "'" + text.replace("'", "''") + "'",
+        lambda text: re.sub(r"[ \"'<>&;$*?!()\[\]{}|^`,\\]", r"\\\g<0>", text),
+        lambda text: html.escape(text).replace("&#x27;", "&apos;"),
         lambda text: html.escape(text, quote=False),
         lambda text: str(markupsafe.escape(text)),
         quote,
@@ -117,6 +124,8 @@ def test_a_value_is_masked_in_base64_wherever_it_begins_in_what_was_encoded(
         ("machine git.example.org login me password pass-word-77\nmachine b login c password other-word", "other-word"),
         ("machine nvcr.io login $oauthtoken password $NGC_PLANTED", "key-of-the-registry"),
         ("https://hooks.example.org/services/T0/B0/word", "/services/T0/B0/word"),
+        ('machine b login c password "other word 77"', "other word 77"),
+        ("http://svc:of-the-proxy@proxy:3128", "of-the-proxy"),
     ],
 )
 def test_of_a_login_or_an_address_the_secret_part_alone_is_masked(
