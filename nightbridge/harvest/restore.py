@@ -263,8 +263,7 @@ def _is_there(path: Path, file: StoredFile) -> bool:
 
 def _restore(reader: _Reader, pool: ThreadPoolExecutor, file: StoredFile, path: Path) -> None:
     parts = _parts(file)
-    # A part of the name says whose it is, and leaves room for the rest where the name is as long as a name can be.
-    partial = path.with_name(f".{path.name[:100]}.{file.sha256[:32]}.part")
+    partial = path.with_name(f".{_short(path.name)}.{file.sha256[:32]}.part")
     with _opened_alone(partial) as descriptor:
 
         def write(start: int, chunk: memoryview) -> None:
@@ -301,6 +300,12 @@ def _restore(reader: _Reader, pool: ThreadPoolExecutor, file: StoredFile, path: 
             raise
         os.ftruncate(descriptor, file.size)
         partial.replace(path)
+
+
+def _short(name: str) -> str:
+    """A file's own name, or what stands for it where that leaves no room for more: a name has up to 255 bytes."""
+    encoded = os.fsencode(name)
+    return name if len(encoded) <= 100 else f"{name[:20]}.{hashlib.sha256(encoded).hexdigest()[:32]}"
 
 
 def _parts(file: StoredFile) -> list[_Part]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +296,35 @@ def test_two_fetches_into_one_folder_do_not_mix(directory: ObjectStore, left: Le
         fcntl.flock(stream, fcntl.LOCK_EX)
         with pytest.raises(TransientError, match="another fetch is restoring it"):
             fetch_run(directory, prefix, tmp_path / "back")
+
+
+def test_files_of_one_content_whose_long_names_begin_alike_do_not_stand_in_each_others_way(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path
+) -> None:
+    """As the empty logs of the nodes of a job with a long name."""
+    prefix = left.harvest(directory).prefix
+    manifest = read_manifest(directory, prefix)
+    assert manifest is not None
+    summary = next(file for file in manifest.files if file.path == "summary.json")
+    alike = tuple(dataclasses.replace(summary, path=f"logs/{'n' * 150}{number}") for number in range(2))
+    for file in alike:
+        directory.put(f"{prefix}/{file.path}", directory.get(f"{prefix}/summary.json") or b"")
+    longer = manifest.model_copy(update={"files": (*manifest.files, *alike)})
+    directory.put(f"{prefix}/manifest.json", longer.model_dump_json().encode())
+    beside = threading.Barrier(2)
+
+    class BothAtOnce:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(directory, name)
+
+        def read(self, key: str, start: int, length: int) -> Iterator[memoryview]:
+            if "nnn" in key:
+                beside.wait(10)
+            return directory.read(key, start, length)
+
+    fetch_run(BothAtOnce(), prefix, tmp_path / "back")  # type: ignore[arg-type]
+
+    assert all((tmp_path / "back" / file.path).stat().st_size == file.size for file in alike)
 
 
 def test_objects_that_do_not_belong_to_the_run_are_listed(directory: ObjectStore, left: LeftRun) -> None:
