@@ -322,7 +322,7 @@ def test_files_of_one_content_whose_long_names_begin_alike_do_not_stand_in_each_
                 beside.wait(10)
             return directory.read(key, start, length)
 
-    fetch_run(BothAtOnce(), prefix, tmp_path / "back")  # type: ignore[arg-type]
+    fetch_run(BothAtOnce(), prefix, tmp_path / "back")
 
     assert all((tmp_path / "back" / file.path).stat().st_size == file.size for file in alike)
 
