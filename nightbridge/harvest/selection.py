@@ -23,11 +23,10 @@ from nightbridge.harvest.upload import Kind, LocalFile, Unit
 from nightbridge.models import Checkpoint, CheckpointState
 from nightbridge.outputs.checkpoints import (
     LOADER_STATES,
-    TRACKERS,
     checkpoint_size,
     prove_in_child,
     proved_state,
-    tracked_iteration,
+    trackers_of,
 )
 from nightbridge.outputs.deep_check import load_with_torch
 from nightbridge.outputs.experiment import RunOutput
@@ -163,7 +162,8 @@ def _files_of(checkpoint: Checkpoint, stored: str) -> Iterator[LocalFile]:
     # What is all there after it was listed was there when it was listed.
     if checkpoint_size(checkpoint.path) != checkpoint.size:
         raise _NotAsJudged("its files were deleted or modified after it was found complete")
-    yield from _trackers_of(checkpoint, stored)
+    for tracker in trackers_of(checkpoint.path):
+        yield LocalFile(str(tracker), f"{Path(stored).parent}/{tracker.name}", "checkpoint")
     save_dir = checkpoint.path.parent
     loader = save_dir / LOADER_STATES / checkpoint.path.name
     if loader.is_dir():
@@ -187,15 +187,6 @@ def _files_below(root: Path, stored: str) -> Iterator[LocalFile]:
                 if not path.is_file():  # a link to itself among others
                     raise _NotAsJudged(f"{inside} is not a regular file")
                 yield LocalFile(str(path), f"{stored}/{inside}", "checkpoint")
-
-
-def _trackers_of(checkpoint: Checkpoint, stored: str) -> Iterator[LocalFile]:
-    if tracked_iteration(checkpoint.path.parent) != checkpoint.iteration:
-        return
-    for name in TRACKERS:
-        path = checkpoint.path.parent / name
-        if path.is_file() and not path.is_symlink():
-            yield LocalFile(str(path), f"{Path(stored).parent}/{name}", "checkpoint")
 
 
 def _folder_of(output: RunOutput, path: Path) -> Path:

@@ -4,7 +4,8 @@ Megatron-Bridge writes a checkpoint in a fixed order: shards, `.metadata`, `meta
 tracker `latest_checkpointed_iteration.txt` beside the directory, `run_config.yaml`. A directory is complete when all of
 that is there and every byte that `.metadata` names lies in its shard. Parts missing at the end of that order mean that
 the writer is not there yet (an asynchronous save stays without `.metadata` for long); a part missing before one that is
-there, or a short shard, means damage. `common.pt` is not required: newer versions do not write it.
+there, or a short shard, means damage. A tracker that is gone or empty, as a kill leaves it, says nothing about the
+checkpoints that have what is written after it. `common.pt` is not required: newer versions do not write it.
 
 Megatron-LM on its own writes neither `train_state.pt` nor `run_config.yaml`: its tracker is the last part. A folder
 whose tracker names a checkpoint, and which has nothing of the sort anywhere, is such a one.
@@ -36,8 +37,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 TRAIN_STATE = "latest_train_state.pt"
 """The newest checkpoint's training state, beside it."""
 TRACKERS = (TRACKER, TRAIN_STATE)
-"""Files beside the checkpoints that name the newest. They belong to the checkpoint that they name: without it, a
-training that starts from the restored folder would look for a missing checkpoint."""
+"""Files beside the checkpoints that name the newest."""
 LOADER_STATES = "energon"
 """The folder beside the checkpoints in whose `iter_*` directories the data loader's ranks keep where they stood."""
 TOKENIZER = "tokenizer"
@@ -203,7 +203,7 @@ def prove_checkpoint(path: Path, files: Iterable[Path]) -> Proof:
     """
     files = sorted(files)
     own, copied = path / "train_state.pt", path.parent / TRAIN_STATE
-    if {own, copied} <= set(files) and sha256_of_file(own) != sha256_of_file(copied):
+    if {own, copied} <= set(files) and not _is_copied(path):
         raise DamagedData(f"{copied.name} is not a copy of {own.name}", subject=str(copied))
     proof = prove(files)
     unproven = (*_unknown_layout(path, files, proof), *_lost_tokenizer(path, files), *proof.unproven)
@@ -280,12 +280,37 @@ def _lost_tokenizer(path: Path, files: Sequence[Path]) -> Iterator[str]:
 
 
 def files_below(path: Path) -> Iterator[Path]:
-    """The regular files of a checkpoint's directory, and the copy of its training state beside it."""
+    """The regular files of a checkpoint's directory, and the trackers that name it."""
     for parent, _, names in walk(path):
         yield from (file for name in names if (file := parent / name).is_file() and not file.is_symlink())
-    state = path.parent / TRAIN_STATE
-    if _ITERATION.fullmatch(path.name) and tracked_iteration(path.parent) == _iteration(path) and state.is_file():
-        yield state
+    yield from trackers_of(path)
+
+
+def trackers_of(path: Path) -> Iterator[Path]:
+    """The files beside a checkpoint that name it.
+
+    They belong to it: without it, a training that starts from the restored folder would look for a missing checkpoint.
+    A training state that a later save had begun to copy when it was killed belongs to none.
+    """
+    save_dir = path.parent
+    if not _ITERATION.fullmatch(path.name) or tracked_iteration(save_dir) != _iteration(path):
+        return
+    for file in (save_dir / name for name in TRACKERS):
+        of_later_save = file.name == TRAIN_STATE and _is_overtaken(path) and not _is_copied(path)
+        if file.is_file() and not file.is_symlink() and not of_later_save:
+            yield file
+
+
+def _is_overtaken(path: Path) -> bool:
+    """Whether a later save has written its training state, which it then copies to the place beside it."""
+    later = (each for each in checkpoint_folders(path.parent) if _iteration(each) > _iteration(path))
+    return any((each / "train_state.pt").is_file() for each in later)
+
+
+def _is_copied(path: Path) -> bool:
+    """Whether the training state beside a checkpoint is that of this one."""
+    own, copied = path / "train_state.pt", path.parent / TRAIN_STATE
+    return own.is_file() and copied.is_file() and sha256_of_file(own) == sha256_of_file(copied)
 
 
 def _judge(path: Path, iteration: int) -> tuple[CheckpointState, str]:
@@ -301,7 +326,9 @@ def _judge(path: Path, iteration: int) -> tuple[CheckpointState, str]:
         TRACKER: True,
         "run_config.yaml": of_bridge,
     }
-    there = {name: _is_file(path / name) for name in needed} | {TRACKER: tracked is not None and tracked >= iteration}
+    there = {name: _is_file(path / name) for name in needed}
+    # A tracker that is empty, as a kill leaves it, names none: that it was written once shows in the part after it.
+    there[TRACKER] = there["run_config.yaml"] if tracked is None else tracked >= iteration
     for number, name in enumerate(needed):
         if needed[name] and not there[name]:
             missing = _missing(name, tracked)

@@ -11,6 +11,7 @@ from nightbridge.outputs.checkpoints import (
     find_checkpoints,
     layout_state,
     tracked_iteration,
+    trackers_of,
 )
 
 COMPLETE, IN_PROGRESS, DAMAGED = CheckpointState.COMPLETE, CheckpointState.IN_PROGRESS, CheckpointState.DAMAGED
@@ -59,6 +60,18 @@ class TestWriteOrder:
             (10, COMPLETE),
             (20, IN_PROGRESS),
         ]
+
+    @pytest.mark.parametrize("tracker", ["", None, "\0\0"], ids=["empty", "absent", "zeros"])
+    def test_whole_ones_stay_whole_when_a_later_save_is_killed_before_it_has_written_the_tracker(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path], tracker: Any
+    ) -> None:
+        write_checkpoint(tmp_path, iteration=10)
+        write_checkpoint(tmp_path, iteration=20)
+        write_checkpoint(tmp_path, iteration=30, until=TRACKER)
+        (tmp_path / TRACKER).unlink() if tracker is None else (tmp_path / TRACKER).write_text(tracker)
+        found = {each.iteration: (each.state, each.reason) for each in find_checkpoints(tmp_path)}
+        assert found[10] == found[20] == (COMPLETE, "")
+        assert found[30] == (IN_PROGRESS, f"{TRACKER} names nothing, not this one yet")
 
     def test_one_that_was_never_finished_before_a_later_one_is_damaged(
         self, tmp_path: Path, write_checkpoint: Callable[..., Path]
@@ -217,6 +230,45 @@ class TestContent:
         path = write_checkpoint(tmp_path)
         (path / "run_config.yaml").write_text("model: !!python/object/apply:os.system ['touch /tmp/no']\n")
         assert layout_state(path)[0] is COMPLETE
+
+
+class TestTrackers:
+    """`latest_train_state.pt` is copied before the text beside it is written, and neither at once."""
+
+    @pytest.mark.parametrize("copied", [b"", b"lat", b"later state"], ids=["empty", "cut off", "whole"])
+    def test_a_training_state_that_a_later_save_has_begun_to_copy_is_not_of_the_checkpoint_before_it(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path], copied: bytes
+    ) -> None:
+        path = write_checkpoint(tmp_path, iteration=10)
+        (write_checkpoint(tmp_path, iteration=20, until="train_state.pt") / "train_state.pt").write_bytes(
+            b"later state"
+        )
+        (tmp_path / "latest_train_state.pt").write_bytes(copied)
+        (tmp_path / TRACKER).write_text("10")
+        assert list(trackers_of(path)) == [tmp_path / TRACKER]
+
+    @pytest.mark.parametrize("until", ["metadata.json", "train_state.pt"])
+    def test_one_that_it_has_not_come_to_is(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path], until: str
+    ) -> None:
+        path = write_checkpoint(tmp_path, iteration=10)
+        write_checkpoint(tmp_path, iteration=20, until=until)
+        assert list(trackers_of(path)) == [tmp_path / TRACKER, tmp_path / "latest_train_state.pt"]
+
+    @pytest.mark.parametrize("later", [(), ("metadata.json",)], ids=["no later save", "one that has not come to it"])
+    def test_one_that_was_damaged_by_no_later_save_is_not_left_out(
+        self, tmp_path: Path, write_checkpoint: Callable[..., Path], later: tuple[str, ...]
+    ) -> None:
+        path = write_checkpoint(tmp_path, iteration=10)
+        for until in later:
+            write_checkpoint(tmp_path, iteration=20, until=until)
+        (tmp_path / "latest_train_state.pt").write_bytes(b"")
+        assert tmp_path / "latest_train_state.pt" in trackers_of(path)
+
+    def test_the_others_have_none(self, tmp_path: Path, write_checkpoint: Callable[..., Path]) -> None:
+        path = write_checkpoint(tmp_path, iteration=10)
+        write_checkpoint(tmp_path, iteration=20)
+        assert list(trackers_of(path)) == []
 
 
 class TestFind:
