@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import os
 import random
+import re
 import stat
 import threading
 import time
@@ -20,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from nightbridge.errors import DamagedData, PermanentError, TransientError
-from nightbridge.files import write_error, write_model
+from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
+from nightbridge.files import read_model, read_regular, write_error, write_model
 from nightbridge.harvest.manifest import MANIFEST, Manifest, read_manifest
 from nightbridge.models import StoredFile
 from nightbridge.store.checksum import sha256_of_file
@@ -44,6 +45,9 @@ CHUNK = 1 << 20
 
 DIGEST = 32
 """Bytes of a SHA-256."""
+
+_TEMPORARY = re.compile(r"\..*\.(part|tmp)", re.DOTALL)
+"""Names of files that a fetch which was killed has left; nothing loads them."""
 
 Product = Literal["checkpoint", "tensorboard", "logs"]
 
@@ -108,7 +112,10 @@ def verify_content(store: ObjectStore, prefix: str, on_progress: Callable[[Progr
 
 
 INCOMPLETE = "INCOMPLETE.txt"
-"""Lies in the folder of a fetch until every file is there: an interrupted one, or one of a damaged run, keeps it."""
+"""Lies in the folder of a fetch until every file is there: an interrupted one, or one of a damaged run, keeps it.
+
+It names the run, and the product unless all of them are fetched.
+"""
 
 
 def fetch_run(
@@ -123,11 +130,12 @@ def fetch_run(
     Files that are there already with the right bytes are kept, so an interrupted fetch resumes. Nothing is flushed to
     disk: after a power failure fetch again.
 
-    `destination` is a folder, made when it is not there. `on_progress` is called in this thread, at intervals and at
-    the end. With `only` just one product is restored, straight into the folder: of checkpoints, one that a training can
-    load from.
+    `destination` is a folder, made when it is not there; what is in it is of this run. `on_progress` is called in this
+    thread, at intervals and at the end. With `only` just one product is restored, straight into the folder: of
+    checkpoints, one that a training can load from.
 
     Raises:
+        InvalidInput: `destination` has something of another run in it, or another product was begun there.
         PermanentError: The run was never committed, has no such product, or `destination` cannot be written.
         DamagedData: An object is missing or differs from the manifest.
         TransientError: The store did not answer, or another fetch is restoring the same file.
@@ -141,10 +149,15 @@ def fetch_run(
     if not files:
         advice = "See its `left_out`, and `checkpoint` in the test's [harvest]"
         raise PermanentError(f"the run has no stored {only}", subject=store.url_of(prefix), advice=advice)
-    marker = destination / INCOMPLETE
+    marker, begun = destination / INCOMPLETE, f"{only} of {store.url_of(prefix)}" if only else store.url_of(prefix)
+    mark = f"{begun} is not wholly here; fetch it again, or remove this folder\n"
+    with _write_errors(destination):
+        _check_destination(destination, manifest, mark)
     with _write_errors(marker):
         destination.mkdir(parents=True, exist_ok=True)
-        marker.write_text(f"{store.url_of(prefix)} is not wholly here; fetch it again, or remove this folder\n")
+        marker.write_text(mark)
+        if not only:
+            (destination / MANIFEST).unlink(missing_ok=True)
     paths = [destination / checked_key(file.path.removeprefix(folder)) for file in files]
     for parent in {path.parent for path in paths}:
         with _write_errors(parent):
@@ -169,6 +182,42 @@ def fetch_run(
         write_model(destination / MANIFEST, manifest)
     marker.unlink(missing_ok=True)
     return manifest.model_copy(update={"files": tuple(files)})
+
+
+def _check_destination(destination: Path, manifest: Manifest, mark: str) -> None:
+    """Of two runs in one folder a training may load the other one's checkpoint: its tracker, or its iteration, counts.
+
+    Raises:
+        InvalidInput: The folder has something that no fetch of this run writes, or another one has begun there.
+    """
+    advice = "Name an empty folder, or remove what is in this one"
+    marker = destination / INCOMPLETE
+    if marker.exists() and (other := read_regular(marker, limit=CHUNK).decode(errors="replace")) != mark:
+        begun = other.partition(";")[0].strip()
+        raise InvalidInput(f"another fetch into it has not ended: {begun}", subject=str(destination), advice=advice)
+    if (destination / MANIFEST).exists() and (of := _prefix_of(destination / MANIFEST)) != manifest.prefix:
+        what = f"its {MANIFEST} is not of {manifest.prefix}, but of {of or 'something else'}"
+        raise InvalidInput(what, subject=str(destination), advice=advice)
+    ours = {file.path.removeprefix(folder) for file in manifest.files for folder in ("", *FOLDERS.values())}
+    for name in _names_below(destination):
+        if name not in {INCOMPLETE, MANIFEST} and name not in ours and not _TEMPORARY.fullmatch(os.path.basename(name)):
+            what = f"{name!r} in it is not of {manifest.prefix}"
+            raise InvalidInput(what, subject=str(destination), advice=advice)
+
+
+def _prefix_of(path: Path) -> str:
+    """The prefix that a restored manifest names; empty where it is none."""
+    try:
+        found = read_model(path, Manifest, what="not a manifest", advice="")
+    except DamagedData:
+        return ""
+    return found.prefix if found else ""
+
+
+def _names_below(folder: Path) -> Iterator[str]:
+    """The files below, by their paths there, also through links: a training that loads from there follows them."""
+    for parent, _, names in os.walk(folder, followlinks=True):
+        yield from (os.path.relpath(os.path.join(parent, name), folder) for name in names)
 
 
 class _Reader:

@@ -277,6 +277,85 @@ def test_one_product_is_restored_straight_into_a_folder(
     assert files_below(tmp_path / "load") == files_below(tmp_path / "all" / folder)
 
 
+def of_night(left: LeftRun, night: str) -> LeftRun:
+    return dataclasses.replace(left, spec=left.spec.model_copy(update={"night": night}))
+
+
+@pytest.mark.parametrize("only", [None, "checkpoint", "logs"])
+@pytest.mark.parametrize("earlier", [None, "checkpoint", "logs"])
+def test_a_folder_with_another_run_in_it_is_left_as_it_is(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path, earlier: Product | None, only: Product | None
+) -> None:
+    """A training that loads from there takes what the tracker names, or the newest: that of either run."""
+    fetch_run(directory, left.harvest(directory).prefix, tmp_path / "load", only=earlier)
+    (left.job_dir / "log-account.exp_4711_0.out").rename(left.job_dir / "log-account.exp_4712_0.out")
+    (left.job_dir / "checkpoints/latest_checkpointed_iteration.txt").write_text("60")
+    output = left.output.model_copy(update={"logs": (left.job_dir / "log-account.exp_4712_0.out",)})
+    other = of_night(dataclasses.replace(left, output=output), "2026-05-05").harvest(directory).prefix
+    before = files_below(tmp_path / "load")
+
+    with pytest.raises(InvalidInput, match=r"load: .* is not of runs/.*2026-05-05.*Name an empty folder"):
+        fetch_run(directory, other, tmp_path / "load", only=only)
+
+    assert files_below(tmp_path / "load") == before
+
+
+def test_products_of_one_run_may_share_a_folder(directory: ObjectStore, left: LeftRun, tmp_path: Path) -> None:
+    prefix = left.harvest(directory).prefix
+    products: tuple[Product | None, ...] = ("checkpoint", None, "logs", "checkpoint", "tensorboard", None)
+    for only in products:
+        fetch_run(directory, prefix, tmp_path / "load", only=only)
+    assert (tmp_path / "load/manifest.json").exists()
+    assert not (tmp_path / "load" / INCOMPLETE).exists()
+
+
+def test_a_run_that_is_half_restored_keeps_its_mark_until_it_is_whole(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path
+) -> None:
+    """It was whole, and was fetched again because a file of it was lost, and that fetch did not end well either."""
+    prefix = left.harvest(directory).prefix
+    other = of_night(left, "2026-05-05").harvest(directory).prefix
+    fetch_run(directory, prefix, tmp_path / "back")
+    (tmp_path / "back" / SHARD).unlink()
+    shard = directory.get(f"{prefix}/{SHARD}") or b""
+    directory.put(f"{prefix}/{SHARD}", b"?" + shard[1:])
+    with pytest.raises(DamagedData):
+        fetch_run(directory, prefix, tmp_path / "back")
+    half = files_below(tmp_path / "back")
+    assert "manifest.json" not in half
+
+    fetches: tuple[tuple[str, Product | None], ...] = ((prefix, "logs"), (other, "logs"), (other, None))
+    for one, only in fetches:
+        with pytest.raises(InvalidInput, match=f"another fetch into it has not ended: .*{prefix} is not wholly here"):
+            fetch_run(directory, one, tmp_path / "back", only=only)
+    assert files_below(tmp_path / "back") == half
+
+    directory.put(f"{prefix}/{SHARD}", shard)
+    fetch_run(directory, prefix, tmp_path / "back")
+    assert (tmp_path / "back/manifest.json").exists()
+    assert not (tmp_path / "back" / INCOMPLETE).exists()
+
+
+def test_what_a_fetch_that_was_killed_has_left_is_no_other_runs(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path
+) -> None:
+    prefix = left.harvest(directory).prefix
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "back").mkdir()
+    (tmp_path / "back/checkpoints").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk/iter_0000040").mkdir()
+    for name in ("back/.manifest.json.0123.tmp", "disk/iter_0000040/.__0_0.distcp.0123.part"):
+        (tmp_path / name).write_bytes(b"begun")
+
+    fetch_run(directory, prefix, tmp_path / "back")
+
+    assert (tmp_path / "disk/iter_0000040/__0_0.distcp").exists()
+    (tmp_path / "disk/iter_0000050").mkdir()
+    (tmp_path / "disk/iter_0000050/.metadata").write_bytes(b"of another run")
+    with pytest.raises(InvalidInput, match=r"'checkpoints/iter_0000050/\.metadata' in it is not of "):
+        fetch_run(directory, prefix, tmp_path / "back")
+
+
 def test_a_product_that_the_run_has_not_is_said(directory: ObjectStore, left: LeftRun, tmp_path: Path) -> None:
     prefix = left.harvest(directory).prefix
     manifest = read_manifest(directory, prefix)
