@@ -79,7 +79,7 @@ def read_secret(value: str, path: KeyPath, findings: Findings, *, variable: str 
 def _with_whole_path(ref: SecretRef, document: Path) -> SecretRef:
     """The reference for a process in any folder: its file is sought beside the document, then in the current folder."""
     file, _, key = ref.name.rpartition("#")
-    written = Path(file).expanduser()
+    written = Path(os.path.expanduser(file))  # as it is for a user that is not known here
     found = next(filter(os.path.isfile, (document.parent / written, written)), document.parent / written)
     return ref.model_copy(update={"name": f"{found.absolute()}#{key}"})
 

@@ -12,6 +12,7 @@ from nightbridge.config.arguments import holds_secret, names_secret, read_secret
 from nightbridge.config.cloudai_compat import check_options, sbatch_options
 from nightbridge.config.documents import Document, Findings, KeyPath, Layer, Layered, merge, read_document, validated
 from nightbridge.errors import InvalidInput
+from nightbridge.launch.flags import why_unsafe_variable
 from nightbridge.models import ClusterKind, ClusterSettings, Model, Site, SiteChoice, StoreSettings
 
 _CLOUDAI_ONLY = frozenset({"scheduler", "install_path", "output_path", "default_partition", "partitions"})
@@ -78,15 +79,24 @@ def load_site(path: Path) -> tuple[Site, tuple[str, ...]]:
     if site is not None:
         check_options(site.cluster.extra_sbatch_args, ("cluster", "extra_sbatch_args"), findings)
         _check_variables(site.cluster.env_vars, findings)
+        site = site.model_copy(update={"workspace": Path(os.path.expanduser(site.workspace))})
+        if document.table.get("workspace") == "":
+            findings.problem(("workspace",), "is empty; write the folder that the compute nodes see")
+        if site.store is not None and holds_secret(site.store.url):
+            findings.problem(
+                ("store", "url"), "contains a password, which logs would show; write access_key and secret_key"
+            )
     if site is None or findings.problems:
         raise InvalidInput("the system file is not valid", subject=str(path), violations=[*map(str, findings.problems)])
     return site, tuple(map(str, findings.warnings))
 
 
 def _check_variables(variables: Mapping[str, str], findings: Findings) -> None:
-    """Warn of secrets among the variables of every run, which are part of the launcher's arguments."""
+    """Refuse variables of every run without a valid name, and warn of secrets: all are in the launcher's arguments."""
     base: KeyPath = ("global_env_vars",) if "global_env_vars" in findings.source.table else ("cluster", "env_vars")
     for name, value in variables.items():
+        if problem := why_unsafe_variable(name, ""):
+            findings.problem((*base, name), problem)
         if names_secret(name, value) or holds_secret(value):
             findings.warn(
                 (*base, name),

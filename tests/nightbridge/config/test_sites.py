@@ -55,6 +55,9 @@ def test_a_cloudai_system_file_is_read_as_it_is() -> None:
         ("name = 'x'\ndefault_partition = 'b'\nscheduler = 'k8s'\n", "site.toml:3: scheduler"),
         ("name = 'x'\ndefault_partition = 'b'\nacount = 'y'\n", "acount: unknown key; did you mean 'account'?"),
         ("[store]\nurl = 3\n", "site.toml:2: store.url"),
+        ('[store]\nurl = "s3://k:sec@b/x"\n', "site.toml:2: store.url: contains a password"),
+        ('workspace = ""\n', "site.toml:1: workspace: is empty"),
+        ('[cluster.env_vars]\n"A B" = "x"\n', "site.toml:2: cluster.env_vars.A B: is not the name of an environment"),
     ],
 )
 def test_what_is_wrong_is_reported_with_its_line(write: Write, text: str, message: str) -> None:
@@ -70,6 +73,12 @@ def test_an_option_of_sbatch_that_is_decided_here_is_said_to_have_no_effect(writ
     assert site.cluster.extra_sbatch_args == ("--requeue", "--hold")
     (warning,) = warnings
     assert "site.toml:3: cluster.extra_sbatch_args: '--requeue' has no effect" in warning
+
+
+def test_a_workspace_in_this_users_home_is_there(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+
+    assert load_site(write('workspace = "~/nights"\n'))[0].workspace == Path("/home/me/nights")
 
 
 def test_a_secret_among_the_variables_of_every_run_is_reported(write: Write) -> None:
