@@ -137,13 +137,16 @@ def fetch_run(
     Raises:
         InvalidInput: `destination` has something of another run in it, or another product was begun there.
         PermanentError: The run was never committed, has no such product, or `destination` cannot be written.
-        DamagedData: An object is missing or differs from the manifest.
+        DamagedData: An object is missing or differs from the manifest, which may also be another run's.
         TransientError: The store did not answer, or another fetch is restoring the same file.
     """
     manifest = read_manifest(store, prefix)
     if manifest is None:
         advice = "Check the run key; its harvest may still be running"
         raise PermanentError("no committed run under this prefix", subject=store.url_of(prefix), advice=advice)
+    if manifest.prefix != prefix:
+        what = f"its {MANIFEST} belongs to {manifest.prefix}"
+        raise DamagedData(what, subject=store.url_of(prefix), advice="It was copied there in the store; fetch that run")
     folder = FOLDERS[only] if only else ""
     files = [file for file in manifest.files if file.path.startswith(folder)]
     if not files:

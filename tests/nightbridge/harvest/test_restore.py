@@ -484,6 +484,20 @@ def test_a_manifest_cannot_write_outside_the_destination(directory: ObjectStore,
     assert not (tmp_path / "evil").exists()
 
 
+def test_the_copy_of_an_attempt_is_not_fetched_as_that_attempt(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path
+) -> None:
+    prefix = left.harvest(directory).prefix
+    copy = f"{prefix[:-1]}2"
+    for found in directory.list(prefix):
+        directory.put(found.key.replace(prefix, copy), directory.get(found.key) or b"")
+
+    assert verify_run(directory, copy) == [f"manifest.json: belongs to {prefix}"]
+    with pytest.raises(DamagedData, match=f"{copy}: its manifest.json belongs to {prefix}"):
+        fetch_run(directory, copy, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
 def test_what_is_no_manifest_is_damage(directory: ObjectStore) -> None:
     directory.put("runs/x/a1/manifest.json", b"not json")
     with pytest.raises(DamagedData, match="not a manifest"):
