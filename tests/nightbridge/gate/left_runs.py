@@ -18,7 +18,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from nightbridge.gate.evidence import gather_evidence
 from nightbridge.gate.verdict import compare
-from nightbridge.harvest.manifest import METRICS, RECORD, Manifest, commit_manifest
+from nightbridge.harvest.manifest import MANIFEST, METRICS, RECORD, Manifest, commit_manifest
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, Job, JobState, JobStatus, RunRecord, StoredFile, Verdict
 from nightbridge.outputs.experiment import evidence, read_facts, read_run
@@ -256,6 +256,7 @@ def committed(record: RunRecord, metrics: pd.DataFrame, store: ObjectStore, fold
         job=record.job,
         committed_at=STARTED,
     )
+    store.delete(f"{record.prefix}/{MANIFEST}")  # of another run that was left here before
     commit_manifest(store, manifest)
     return record
 
