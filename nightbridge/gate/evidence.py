@@ -36,7 +36,14 @@ from nightbridge.goldens.goldens import (
     golden_of_steps,
     read_golden_file,
 )
-from nightbridge.goldens.parity import MAX_CALIBRATION_RUNS, calibrated, compare_curves, curve_of, follow
+from nightbridge.goldens.parity import (
+    MAX_CALIBRATION_RUNS,
+    MIN_CALIBRATION_RUNS,
+    calibrated,
+    compare_curves,
+    curve_of,
+    follow,
+)
 from nightbridge.harvest.manifest import METRICS, committed_attempts, load_record, load_scalars, run_key_of
 from nightbridge.history.nightly_values import changed_topology, good_runs_before, repeats_of
 from nightbridge.history.reading import find_series, is_good, read_history, read_recent
@@ -297,7 +304,8 @@ def nightly_parity(
 ) -> NightlyParity | None:
     """Lay the losses of tonight's runs over those of the last good nights; None where those are too few.
 
-    The bands come from the good runs themselves. A curve that is not whole is left to the other checks.
+    The bands come from the good runs themselves. A curve that is not whole is left to the other checks. Where too few
+    good nights are left because their losses cannot be read, that is the reason given, and no run is apart.
 
     Args:
         store: Where the curves are.
@@ -306,11 +314,15 @@ def nightly_parity(
         good: As `comparable_losses` has them.
     """
     good = good[-MAX_CALIBRATION_RUNS:]
-    known = calibrated([_losses(store, row.prefix) for row in good])
+    curves = [_losses(store, row.prefix) for row in good]
+    rows = (own, *repeats_of(own, history))
+    known = calibrated(curves)
     if known is None:
-        return None
+        lost = sum(not curve and row.summary.final_loss is not None for row, curve in zip(good, curves, strict=True))
+        reason = f"losses were not compared: those of {lost} of the last {len(good)} good runs cannot be read"
+        return NightlyParity(len(rows), 0, reason) if lost and len(good) >= MIN_CALIBRATION_RUNS else None
     reference, bands = known
-    runs = [_losses(store, row.prefix) for row in (own, *repeats_of(own, history))]
+    runs = [_losses(store, row.prefix) for row in rows]
     found = [compare_curves(reference, curve, bands=bands) for curve in runs if curve.keys() == reference.keys()]
     apart = [curve for curve in found if curve.is_complete and curve.faults]
     if not found:

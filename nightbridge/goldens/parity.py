@@ -209,13 +209,15 @@ def compare_curves(a: Curve, b: Curve, tag: str = LOSS, bands: ParityBands = DEF
 def calibrated(curves: Sequence[Curve]) -> tuple[Curve, ParityBands] | None:
     """The median of some good runs' curves, and the bands that such runs keep; None for too few.
 
-    Only those curves count that have the steps of the last one, all of them finite.
+    Only those curves count that have the steps of the last one whose steps enough of them have, and are finite.
     """
-    steps = sorted(curves[-1]) if curves else []
-    values = [[curve[step] for step in steps] for curve in curves if sorted(curve) == steps]
-    runs = np.array([run for run in values if np.isfinite(run).all()], dtype=np.float64)
-    if not steps or len(runs) < MIN_CALIBRATION_RUNS:
+    whole = [curve for curve in curves if curve and all(map(math.isfinite, curve.values()))]
+    steps_of = [sorted(curve) for curve in whole]
+    steps = next((steps for steps in reversed(steps_of) if steps_of.count(steps) >= MIN_CALIBRATION_RUNS), None)
+    if steps is None:
         return None
+    same = [curve for curve, own in zip(whole, steps_of, strict=True) if own == steps]
+    runs = np.array([[curve[step] for step in steps] for curve in same], dtype=np.float64)
     found = [
         compare_curves(_curve(steps, np.median(np.delete(runs, index, axis=0), axis=0)), _curve(steps, run))
         for index, run in enumerate(runs)

@@ -15,6 +15,7 @@ from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, Limits, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
 from nightbridge.store.protocol import ObjectInfo
+from tests.builders import commit_run, make_record, make_summary, make_verdict
 
 Records = Callable[..., RunRecord]
 
@@ -179,6 +180,55 @@ class TestCanarysSeries:
         after = canary_rows(store, "canary", "dgx", night=night(1), known=known)
 
         assert ([row.night for row in before], [row.night for row in after]) == ([night(0)], [night(1)])
+
+
+class TestLosses:
+    @pytest.fixture
+    def nights(self, store: DirectoryStore) -> list[HistoryRow]:
+        """Eight good nights."""
+        records = [self.run(store, number) for number in range(8)]
+        return [row_of(record, make_verdict(VerdictStatus.PASSED, night=record.spec.night)) for record in records]
+
+    @staticmethod
+    def run(store: DirectoryStore, number: int, late: float = 1.0) -> RunRecord:
+        """A stored run of fifty iterations; those of its second half have their loss multiplied."""
+        noise = np.random.default_rng(number)
+        losses = [2 + 6 * float(np.exp(-step / 10)) for step in range(1, 51)]
+        losses = [
+            loss * (1 + 1e-5 * noise.standard_normal()) * (late if step > 25 else 1)
+            for step, loss in enumerate(losses, 1)
+        ]
+        anchors = tuple((step, losses[step - 1]) for step in (1, 13, 25, 38, 50))
+        summary = make_summary(losses=losses).model_copy(update={"loss_anchors": anchors})
+        record = make_record(summary, night(number), gate=GatePolicy(deterministic=False))
+        return commit_run(store, record, dict(enumerate(losses, 1)))
+
+    def judge(self, store: DirectoryStore, rows: Sequence[HistoryRow]) -> Verdict:
+        tonight = self.run(store, 10, late=1.004)
+        return compare(tonight, rows, gather_evidence(store, tonight, history=rows))
+
+    @pytest.mark.parametrize("damaged", [0, 1, 3])
+    def test_the_newest_good_nights_that_cannot_be_read_are_less_to_compare_with(
+        self, store: DirectoryStore, nights: list[HistoryRow], damaged: int
+    ) -> None:
+        for row in nights[8 - damaged :]:
+            store.put(f"{row.prefix}/metrics.parquet", b"PAR1")
+
+        verdict = self.judge(store, nights)
+
+        assert verdict.status is VerdictStatus.REGRESSED
+        assert "loss curve does not follow the median of the last 8 good runs" in " ".join(verdict.reasons)
+
+    def test_a_verdict_says_so_where_too_few_can_be_read(self, store: DirectoryStore, nights: list[HistoryRow]) -> None:
+        for row in nights[4:]:
+            store.put(f"{row.prefix}/metrics.parquet", b"PAR1")
+
+        reasons = self.judge(store, nights).reasons
+
+        assert "losses were not compared: those of 4 of the last 8 good runs cannot be read" in reasons
+
+    def test_few_good_nights_are_no_reason(self, store: DirectoryStore, nights: list[HistoryRow]) -> None:
+        assert "not compared" not in " ".join(self.judge(store, nights[:4]).reasons)
 
 
 class TestNodes:

@@ -231,3 +231,11 @@ class TestCalibrated:
         assert calibrated(runs[:4]) is None
         assert calibrated([*({1: 2.0},) * 4, *runs[:4]]) is None
         assert calibrated([{}, *({1: math.nan},) * 6]) is None
+
+    @pytest.mark.parametrize("newest", [{}, {1: 2.0}, {1: math.nan}])
+    def test_a_newest_run_that_is_not_whole_is_one_less_to_calibrate_with(
+        self, loss: dict[int, float], newest: dict[int, float]
+    ) -> None:
+        runs = self.runs(loss, 8, 0.002)
+
+        assert calibrated([*runs, newest]) == calibrated(runs) is not None
