@@ -197,20 +197,22 @@ class Proof(NamedTuple):
     unproven: tuple[str, ...]
 
 
-def prove(files: Iterable[Path]) -> Proof:
-    """Look into the files of a checkpoint.
+def prove(folder: Path, files: Iterable[Path]) -> Proof:
+    """Look into the files of a checkpoint in `folder`, those that belong to it and lie elsewhere included.
 
     Raises:
-        DamagedData: One of them is not what its writer wrote.
+        DamagedData: One of them is not what its writer wrote, or another one is missing.
         OSError: One of them cannot be read.
     """
     prover = _Prover()
     unchecked = []
-    for path in sorted(files):
+    files = sorted(files)
+    for path in files:
         if prove_file := next((check for pattern, check in _CHECKS.items() if path.match(pattern)), None):
             prove_file(prover, path)
         elif not any(map(path.match, _JUDGED_BY_LAYOUT)):
             unchecked.append(path)
+    _check_parts(folder, set(files), prover.named)
     prover.unproven += [f"{path.name} has no checksum" for path in unchecked if path not in prover.named]
     return Proof(prover.extents, tuple(prover.unproven))
 
@@ -317,6 +319,29 @@ _CHECKS: dict[str, Callable[[_Prover, Path], None]] = {
 
 _JUDGED_BY_LAYOUT = ("run_config.yaml", "latest_checkpointed_iteration.txt", "*.distcp")
 """Text that is read before all else, and shards of an earlier save."""
+
+
+_MODELOPT = "modelopt_state"
+"""The folder of a checkpoint with a distributed checkpoint of what ModelOpt did to the model."""
+
+
+def _check_parts(folder: Path, files: set[Path], named: set[Path]) -> None:
+    """A distributed checkpoint within a checkpoint has a `.metadata`; shards that this does not name are stale."""
+    shards = [path for path in files - named if path.match("*.distcp") and path.parent != folder]
+    parts = {path.parent for path in shards if path.is_relative_to(folder)}
+    if (folder / _MODELOPT).is_dir() and not (folder / _MODELOPT).is_symlink():
+        parts.add(folder / _MODELOPT)
+    for part in sorted(parts):
+        if part / ".metadata" not in files and not _is_of_other_backend(part / "metadata.json", files):
+            raise DamagedData(f"{part.relative_to(folder)} has no .metadata", subject=str(part))
+
+
+def _is_of_other_backend(path: Path, files: set[Path]) -> bool:
+    """Whether a `metadata.json`, which has been found to be JSON, names a backend that writes no `.metadata`."""
+    if path not in files:
+        return False
+    content = json.loads(read_regular(path, limit=_MAX_JSON_BYTES))
+    return isinstance(content, dict) and content.get("sharded_backend", "torch_dist") != "torch_dist"
 
 
 def shard_problem(folder: Path, name: str, size: int) -> str:

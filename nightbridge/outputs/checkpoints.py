@@ -163,6 +163,7 @@ def checkpoint_state(path: Path) -> tuple[CheckpointState, str]:
         proof = prove_checkpoint(path, files_below(path))
         for file, extents in proof.extents.items():
             check_crcs(file, extents)
+        proof = proof._replace(unproven=(*proof.unproven, *_links_below(path)))
     except DamagedData as error:
         return CheckpointState.DAMAGED, error.what
     except OSError as error:
@@ -205,7 +206,7 @@ def prove_checkpoint(path: Path, files: Iterable[Path]) -> Proof:
     own, copied = path / "train_state.pt", path.parent / TRAIN_STATE
     if {own, copied} <= set(files) and not _is_copied(path):
         raise DamagedData(f"{copied.name} is not a copy of {own.name}", subject=str(copied))
-    proof = prove(files)
+    proof = prove(path, files)
     unproven = (*_unknown_layout(path, files, proof), *_lost_tokenizer(path, files), *proof.unproven)
     return proof._replace(unproven=unproven)
 
@@ -284,6 +285,13 @@ def files_below(path: Path) -> Iterator[Path]:
     for parent, _, names in walk(path):
         yield from (file for name in names if (file := parent / name).is_file() and not file.is_symlink())
     yield from trackers_of(path)
+
+
+def _links_below(path: Path) -> Iterator[str]:
+    """What `files_below` passes over, a line each."""
+    for parent, folders, names in walk(path):
+        links = (parent / name for name in (*folders, *names) if (parent / name).is_symlink())
+        yield from (f"{link.relative_to(path)} is a link, which is not followed" for link in links)
 
 
 def trackers_of(path: Path) -> Iterator[Path]:

@@ -176,6 +176,50 @@ def test_a_tokenizer_that_was_to_be_saved_and_is_not_there_is_named(
     assert ("there is no tokenizer/, which run_config.yaml has saved" in reason) is (state is CheckpointState.UNPROVEN)
 
 
+@pytest.mark.parametrize(
+    ("lost", "state", "reason"),
+    [
+        ((), CheckpointState.VERIFIED, ""),
+        ((".metadata",), CheckpointState.DAMAGED, "modelopt_state has no .metadata"),
+        (("__0_0.distcp",), CheckpointState.DAMAGED, "shard __0_0.distcp is missing"),
+        ((".metadata", "__0_0.distcp", "__1_0.distcp"), CheckpointState.DAMAGED, "modelopt_state has no .metadata"),
+    ],
+    ids=["nothing", "metadata", "a shard", "all"],
+)
+def test_a_distributed_checkpoint_within_a_checkpoint_is_looked_into_too(
+    copy: Any, lost: tuple[str, ...], state: CheckpointState, reason: str
+) -> None:
+    path = folder_of(copy("Bridge, common.pt"))
+    part = _save(path / "modelopt_state")
+    for name in lost:
+        (part / name).unlink()
+    assert checkpoint_state(path) == (state, reason)
+
+
+def test_shards_in_any_folder_of_a_checkpoint_have_a_metadata(copy: Any) -> None:
+    path = folder_of(copy("Bridge, common.pt"))
+    (_save(path / "part") / ".metadata").unlink()
+    assert checkpoint_state(path) == (CheckpointState.DAMAGED, "part has no .metadata")
+
+
+def test_one_of_a_backend_without_metadata_is_no_damage(copy: Any) -> None:
+    path = folder_of(copy("Bridge, common.pt"))
+    (path / "modelopt_state").mkdir()
+    (path / "modelopt_state/metadata.json").write_text('{"sharded_backend": "zarr", "sharded_backend_version": 1}')
+    assert checkpoint_state(path)[0] is CheckpointState.VERIFIED
+
+
+@pytest.mark.parametrize("target", ["/nonexistent", "../common.pt", "/etc/hostname"])
+def test_a_link_in_place_of_a_file_is_named(copy: Any, target: str) -> None:
+    path = folder_of(copy("Bridge, common.pt"))
+    (path / "tokenizer").mkdir()
+    (path / "tokenizer/tokenizer.json").symlink_to(target)
+    assert checkpoint_state(path) == (
+        CheckpointState.UNPROVEN,
+        "tokenizer/tokenizer.json is a link, which is not followed",
+    )
+
+
 def test_a_folder_of_shards_without_metadata_is_not_finished(tmp_path: Path) -> None:
     path = _save(tmp_path / "step-1")
     (path / ".metadata").unlink()
