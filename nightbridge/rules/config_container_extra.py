@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 from collections.abc import Iterator, Mapping
 
 from nightbridge.launch.config_container import SIZES, ConfigContainer
@@ -240,6 +241,26 @@ def _no_training(c: ConfigContainer) -> Iterator[str]:
     """The job succeeds without a step."""
     if c.integer("train.train_iters") == 0:
         yield "train.train_iters is 0: the run would end immediately; write a number of iterations"
+
+
+_COUNTS = (
+    *(*SIZES, "model.expert_model_parallel_size", "model.expert_tensor_parallel_size"),
+    *("model.virtual_pipeline_model_parallel_size", "train.micro_batch_size", "train.global_batch_size"),
+)
+_RATES = ("optimizer.lr", "optimizer.min_lr")
+
+
+@rule("container-positive", _UNCHECKED, (*_COUNTS, *_RATES))
+def _positive(c: ConfigContainer) -> Iterator[str]:
+    """The job divides by zero as it starts, or trains to losses that are no numbers."""
+    for path in _COUNTS:
+        count = c.integer(path)
+        if count is not None and count < 1:
+            yield f"{path} {count} must be at least 1; write one, or null where there is none"
+    for path in _RATES:
+        rate = c.number(path)
+        if rate is not None and not math.isfinite(rate):
+            yield f"{path} {rate} must be a finite number; write one"
 
 
 @rule("container-intervals", _UNCHECKED, ("checkpoint.save_interval", "dataset.num_workers"))

@@ -82,6 +82,9 @@ CONTEXT = {"model.transformer.context_parallel_size": 2}
 
 BREAKS: list[tuple[str, dict[str, Any], str]] = [
     ("container-world-size", {"model.transformer.tensor_model_parallel_size": 16}, "8 GPUs are not a multiple"),
+    ("container-positive", {"model.transformer.pipeline_model_parallel_size": 0}, "size 0 must be at least 1"),
+    ("container-positive", {"train.micro_batch_size": 0}, "train.micro_batch_size 0 must be at least 1"),
+    ("container-positive", {"optimizer.lr": float("nan")}, "optimizer.lr nan must be a finite number"),
     ("container-types", {"model.transformer.num_layers": "abc"}, "a whole number or null, not 'abc'"),
     ("container-types", {"optimizer.lr": [1, 2]}, "optimizer.lr is a number or null, not [1, 2]"),
     ("container-precision-recipe", {"mixed_precision": "bf16-mixd"}, "'bf16-mixd' is no recipe; use bf16_mixed"),
