@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError
 from nightbridge.models import Model
@@ -18,6 +19,7 @@ _MAX_REASON = 1000
 _KEPT_VARIABLES = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TZ|LANG|LD_LIBRARY_PATH|PYTHONPATH|LC_\w+|XDG_\w+|SLURM_(?!JWT$)\w+|ENROOT_\w+"
 )
+_ANSWERS = ({"missing"}, {"memory"}, {"problem"}, {"torch", "tensors", "objects", "bytes"})
 _ADVICE = (
     "Name an interpreter of the training's environment, or a command that runs one on a node, with --python, or with"
     " load_with in [harvest]"
@@ -59,11 +61,10 @@ def load_with_torch(path: Path, python: str) -> Loaded:
         timeout=TIMEOUT_SECONDS,
         given=LOADER.read_bytes(),
     )
-    lines = finished.stdout.decode(errors="replace").splitlines()
-    if finished.code or not lines:
+    answer = _answer(finished.stdout.decode(errors="replace"))
+    if finished.code or not answer:
         what = f"the loading process ended with code {finished.code}: {finished.tail or 'no message'}"
         raise PermanentError(what[:_MAX_REASON], subject=python, advice=f"{_ADVICE}; one that is killed lacks memory")
-    answer = json.loads(lines[-1])
     if "missing" in answer:
         raise PermanentError(f"it has no module {answer['missing']}", subject=python, advice=_ADVICE)
     if "memory" in answer:
@@ -71,7 +72,24 @@ def load_with_torch(path: Path, python: str) -> Loaded:
         raise PermanentError(f"not enough memory to load it: {answer['memory']}", subject=str(path), advice=advice)
     if "problem" in answer:
         raise DamagedData(f"torch cannot load it: {answer['problem']}"[:_MAX_REASON], subject=str(path))
-    return Loaded.model_validate(answer)
+    loaded = Loaded.model_validate(answer)
+    if not loaded.tensors and not loaded.objects:
+        advice = "What else is in it needs the program that wrote it"
+        raise PermanentError("there is nothing in it that torch was asked to load", subject=str(path), advice=advice)
+    return loaded
+
+
+def _answer(output: str) -> dict[str, Any]:
+    """The last answer of the program, whatever a command that runs it prints after it or before it on its line."""
+    for line in reversed(output.splitlines()):
+        _, brace, rest = line.partition("{")
+        try:
+            answer = json.loads(brace + rest)
+        except (ValueError, RecursionError):
+            continue
+        if any(answer.keys() == keys for keys in _ANSWERS):
+            return dict(answer)
+    return {}
 
 
 def _words(command: str) -> list[str]:

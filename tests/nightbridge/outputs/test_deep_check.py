@@ -41,6 +41,13 @@ def test_an_interpreter_without_torch_is_named_with_the_option_that_names_anothe
         (answering('{"missing": "megatron"}'), PermanentError, "no module megatron"),
         (answering('{"memory": "tried 80 GB"}'), PermanentError, "not enough memory to load it: tried 80 GB"),
         (answering("", 3), PermanentError, "ended with code 3"),
+        (answering("done\n[1]\nnull\n{}\n"), PermanentError, "ended with code 0"),
+        (answering('{"torch": "2.13.0"}'), PermanentError, "ended with code 0"),
+        (
+            answering('{"torch": "2", "tensors": 0, "objects": 0, "bytes": 0}'),
+            PermanentError,
+            "nothing in it that torch",
+        ),
         ("sh -c 'kill -9 $$'", PermanentError, "one that is killed lacks memory"),
         ("no-such-python", PermanentError, "not installed"),
         ("srun 'python3", InvalidInput, "not a command: no closing quotation"),
@@ -59,6 +66,14 @@ def test_what_the_interpreter_prints_before_its_answer_is_passed_over(tmp_path: 
     answer = '{"torch": "2.13.0", "tensors": 2, "objects": 1, "bytes": 8}'
     loaded = load_with_torch(tmp_path, answering(f"Welcome to node7\n{answer}\n"))
     assert str(loaded) == "torch 2.13.0 loaded 2 tensors (8 bytes) and 1 objects"
+
+
+@pytest.mark.parametrize("after", ["done", "null", "[1]", "{}", '{"torch": 2}', "7", "srun: {", "{" * 9, "[" * 100_000])
+def test_what_it_prints_after_its_answer_or_before_it_on_the_line_is_passed_over(tmp_path: Path, after: str) -> None:
+    answer = '0: {"torch": "2.13.0", "tensors": 2, "objects": 1, "bytes": 8}'
+    (tmp_path / "answer").write_text(f"{answer}\n{after}\n")
+    loaded = load_with_torch(tmp_path, shlex.join(["sh", "-c", f"cat > /dev/null; cat {tmp_path / 'answer'}"]))
+    assert loaded.tensors == 2
 
 
 def test_code_that_is_pickled_in_a_checkpoint_finds_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
