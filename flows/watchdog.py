@@ -6,11 +6,13 @@ another machine than the worker's.
 
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
+from pydantic import Field
 
 from nightbridge.blocks import site_of
 from nightbridge.errors import NightbridgeError
@@ -30,7 +32,7 @@ def watchdog(  # noqa: D417  (`SiteChoice` describes the others)
     by: ClockField = "08:00",
     timezone: str | None = None,
     scenarios: list[str] | None = None,
-    days: int = DAYS,
+    days: Annotated[int, Field(ge=1)] = DAYS,
     system: SystemField = None,
     cluster: ClusterField = None,
     store: StoreField = None,

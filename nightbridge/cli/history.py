@@ -1,7 +1,9 @@
 """Stored results, compared: `history`, `compare`, `accept`, `parity`, `bisect`, `attribute` and `try`."""
 
 import contextlib
+import re
 import sys
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -36,6 +38,7 @@ MetricOption = Annotated[
 AtOnceOption = Annotated[
     int | None, typer.Option("--at-once", min=1, help="Runs at once; as many as the cluster has room for.")
 ]
+_SINCE = re.compile(r"\d{4}-\d\d-\d\d(-[a-z0-9-]+)?|\d{4}(-\d\d)?")
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask whether it may cost what it costs.")]
 
 
@@ -58,6 +61,7 @@ def history(
     """Show the trend of a test, and when the level of a metric shifted; without a test the last nights of all."""
     if of_all != (out is not None) or (of_all and test_id):
         raise InvalidInput("--all and --out belong together, without a test", advice="Give --all --out FILE")
+    _check_since(since)
     from nightbridge.nights.records import find_test, is_run_key
 
     site = load_site(choice)
@@ -82,6 +86,16 @@ def history(
             done = export_history(opened, out)
         note_all(done.damaged)
         note(f"{done.number} rows written to {out}")
+
+
+def _check_since(since: str) -> None:
+    """A night, a day, a month or a year: nights are compared by their names, and before other text are all, or none."""
+    try:
+        if not since or (_SINCE.fullmatch(since) and date.fromisoformat(since[:10] + "0000-01-01"[len(since) :])):
+            return
+    except ValueError:
+        pass
+    raise InvalidInput("no date", subject=f"--since {since}", advice="Write it as 2026-11-21")
 
 
 def _show_trends(

@@ -1,6 +1,7 @@
 """Stored files and disk space: `events`, `verify`, `fetch` and `prune`."""
 
 import io
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -185,7 +186,7 @@ def prune(
     )
 
     site = load_site(choice)
-    policy = Policy(days=days, keep=keep, max_bytes=None if max_gb is None else int(max_gb * 1e9))
+    policy = Policy(days=days, keep=keep, max_bytes=_bytes_of(max_gb))
     checkouts = find_old_checkouts(site.workspace, policy)
     images = find_old_images(site.workspace, site.images_dir, policy, site.image_import)
     environments = find_old_environments(site.environments_dir, policy)
@@ -245,6 +246,14 @@ def _tag_lines(table: "pd.DataFrame") -> Iterator[str]:
         points = rows.sort_values("step")
         first, last, value = points["step"].iloc[0], points["step"].iloc[-1], points["value"].iloc[-1]
         yield f"{tag}\t{len(points)}\t{first}\t{last}\t{value:.6g}"
+
+
+def _bytes_of(gigabytes: float | None) -> int | None:
+    if gigabytes is None:
+        return None
+    if math.isinf(gigabytes):
+        raise InvalidInput("not a size", subject=f"--max-gb {gigabytes}", advice="Give gigabytes, or leave it out")
+    return int(gigabytes * 1e9)
 
 
 def _prune_store(site: "Site", limits: Mapping[str, float], yes: bool) -> "list[RunRemoval]":

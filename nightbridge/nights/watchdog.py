@@ -116,8 +116,10 @@ def question(by: str, *, timezone: str | None = None, files: Iterable[Path] = ()
         days: As in `Question`.
 
     Raises:
-        InvalidInput: The time or the zone cannot be read.
+        InvalidInput: The time or the zone cannot be read, or there is no day to look at.
     """
+    if days < 1:
+        raise InvalidInput("not a number of days to look back", subject=str(days), advice="Give 1 or more, as 7")
     try:
         clock = datetime.strptime(by, "%H:%M").time()
     except ValueError as error:

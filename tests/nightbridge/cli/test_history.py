@@ -34,6 +34,17 @@ def test_a_store_is_migrated_once(nightbridge: Program, url: str, tmp_path: Path
     assert [nightbridge("migrate", *options)[2] for _ in range(2)] == ["1 series migrated\n", "0 series migrated\n"]
 
 
+@pytest.mark.parametrize("since", ["2026-13-99", "2026-02-30", "30.11.2026", "friday", "20261121"])
+def test_nights_since_what_is_no_date_are_not_none_but_refused(nightbridge: Program, url: str, since: str) -> None:
+    code, _, err = nightbridge("history", "llama3-8b", "--since", since, "--store", url)
+    assert (code, f"--since {since}: no date" in err) == (2, True)
+
+
+@pytest.mark.parametrize("since", ["2026", "2026-05", "2026-05-04", "2026-05-04-1300"])
+def test_nights_are_shown_since_a_year_a_month_or_a_night(nightbridge: Program, url: str, since: str) -> None:
+    assert nightbridge("history", "llama3-8b", "--since", since, "--store", url)[0] == 0
+
+
 @pytest.mark.parametrize(
     "arguments", [("--all",), ("--all", "llama3-8b", "--out", "x.csv"), ("llama3-8b", "--out", "x.csv")]
 )

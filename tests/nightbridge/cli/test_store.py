@@ -33,6 +33,12 @@ def test_events_prints_one_line_for_each_tag(nightbridge: Program, event_folder:
     assert out.splitlines()[1] == "lm loss\t3\t1\t3\t3.33333"
 
 
+@pytest.mark.parametrize("size", ["inf", "1e999"])
+def test_prune_refuses_what_is_no_size(nightbridge: Program, tmp_path: Path, size: str) -> None:
+    code, _, err = nightbridge("prune", "--max-gb", size, "--workspace", str(tmp_path / "ws"))
+    assert (code, "--max-gb inf: not a size" in err) == (2, True)
+
+
 def test_events_counts_what_is_no_scalar(nightbridge: Program, event_folder: str) -> None:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary

@@ -501,6 +501,12 @@ def test_what_is_no_time_zone_is_refused(zone: str) -> None:
         question("08:00", timezone=zone)
 
 
+@pytest.mark.parametrize("days", [0, -3])
+def test_no_day_to_look_back_is_refused(days: int) -> None:
+    with pytest.raises(InvalidInput, match="not a number of days"):
+        question("08:00", days=days)
+
+
 def test_an_alarm_is_one_notice_of_everything(tmp_path: Path) -> None:
     def night(scenario: str, *tests: str) -> WatchedNight:
         missing = (
