@@ -328,11 +328,13 @@ def try_change(  # noqa: D417  (`nightly_regression` describes the others)
         most_pairs: Pairs at most; by the test's `[gate] pairs` when unset.
 
     Raises:
-        InvalidInput: The file has not one run, or there is nothing to try; nothing was started.
+        InvalidInput: The file has not one run, or there is nothing to try, or no pair; nothing was started.
         PermanentError: The store cannot be read or written.
         TransientError: The store or the Prefect server does not answer.
     """
     choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=workspace)
+    if most_pairs is not None and most_pairs < 1:
+        raise InvalidInput("not a number of pairs", subject=f"most_pairs={most_pairs}", advice="Give 1 or more")
     change = Change(bridge=bridge, core=core, image=image)
     plan_trial(_only_run(check_scenario(config.load(Path(test_file))), "try"), change, utc_now())
     return _returned(try_flow, choice, str(test_file), change, most_pairs=most_pairs)
@@ -379,7 +381,9 @@ def _only_run(scenario: Scenario, night: str, limits: ClusterLimits | None = Non
     count = len(runs) + len(scenario.invalid)
     if count != 1:
         raise InvalidInput(
-            f"holds {count} runs, not one", subject=scenario.source, advice="Use nightly_regression for several"
+            f"holds {count} runs, not one",
+            subject=scenario.source,
+            advice="Name the file of one test; a night runs several, with `nightbridge run` or nightly_regression",
         )
     return runs[0]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from nightbridge.models.base import Model
@@ -33,6 +33,11 @@ class SiteChoice(Model):
     )
     store: str | None = Field(None, description="`file://` or `s3://` URL, or the name of a Harvest Store block.")
     workspace: Path | None = Field(None, description="Folder that the compute nodes see under the same path.")
+
+    @field_validator("system", "cluster", "store", mode="before")
+    @classmethod
+    def _by_its_path(cls, value: object) -> object:
+        return str(value) if isinstance(value, Path) else value
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> "SiteChoice":

@@ -150,9 +150,15 @@ def test_one_pipeline_takes_one_run(folder: Path, num_gpus: int) -> None:
     write_test("one")
     write_test("two", num_gpus)
 
-    with pytest.raises(InvalidInput, match=r"holds 2 runs, not one\. Use nightly_regression for several"):
+    with pytest.raises(InvalidInput, match=r"holds 2 runs, not one\. Name the file of one test"):
         run_pipeline(write_scenario("one", "two"))
 
+    assert not (folder / ".nightbridge").exists()
+
+
+def test_a_trial_without_a_pair_is_refused(folder: Path) -> None:
+    with pytest.raises(InvalidInput, match="most_pairs=0: not a number of pairs"):
+        nightbridge.try_change(write_test("one"), bridge="main", most_pairs=0)
     assert not (folder / ".nightbridge").exists()
 
 

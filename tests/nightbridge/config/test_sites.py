@@ -114,7 +114,7 @@ def test_nothing_named_is_the_embedded_default_with_an_absolute_workspace(
 
 
 def test_the_cluster_of_another_file_can_be_named() -> None:
-    named = plain_site(SiteChoice(cluster=str(EXAMPLES / "site.toml"), workspace=Path("/w")))
+    named = plain_site(SiteChoice.of({"cluster": EXAMPLES / "site.toml", "workspace": Path("/w")}))
 
     assert named is not None
     assert (named[0].cluster.name, named[0].workspace, named[0].store) == ("hopper", Path("/w"), None)
