@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from nightbridge.errors import DamagedData, PermanentError
 from nightbridge.gate.decisions import Decision, as_of, is_accepted, is_left_out, passed_by_ended, read_decisions
-from nightbridge.gate.numerics import compare_numerics
+from nightbridge.gate.numerics import compare_numerics, is_of_earlier_night
 from nightbridge.gate.suspects import requested_changes
 from nightbridge.gate.tonight import Evidence, NightlyParity
 from nightbridge.gate.verdict import beside
@@ -289,8 +289,8 @@ def comparable_losses(
     """The runs of earlier nights that a run's losses may be compared with, oldest first."""
     return [
         row
-        for row in sorted(history, key=lambda row: (row.night, row.harvested_at))
-        if row.night < own.night
+        for row in sorted(history, key=lambda row: (row.order, row.harvested_at))
+        if is_of_earlier_night(row, own)
         and not row.resumed
         and not changed_topology(row, own)
         and (is_good(row) or is_accepted(decisions, "loss_curve", row.night))
@@ -355,12 +355,13 @@ def reference_prefix(store: ObjectStore, record: RunRecord) -> str:
     name = record.spec.test.gate.reference or ""
     if attempts := committed_attempts(store, name):
         return attempts[-1]
-    cluster, night = record.job.cluster, record.spec.night
+    cluster, own = record.job.cluster, row_of(record, None)
     rows = [
         row
         for series in find_series(store, name, cluster)
         for row in read_history(store, cluster, series.series)
-        if row.test_id == name and row.night <= night and not row.repeat and row.outcome in COMPLETE_OUTCOMES
+        if row.test_id == name and not row.repeat and row.outcome in COMPLETE_OUTCOMES
+        if row.night == own.night or is_of_earlier_night(row, own)
     ]
     if not rows:
         raise PermanentError(
@@ -368,7 +369,7 @@ def reference_prefix(store: ObjectStore, record: RunRecord) -> str:
             subject=name,
             advice="Name a stored run, or a test that has run on this cluster",
         )
-    return max(rows, key=lambda row: (row.night, row.harvested_at)).prefix
+    return max(rows, key=lambda row: (row.night == own.night, row.order, row.harvested_at)).prefix
 
 
 def read_scalars(store: ObjectStore, prefix: str) -> "pd.DataFrame":

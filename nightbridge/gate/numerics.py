@@ -88,7 +88,8 @@ def compare_numerics(
         again = f"and those of {moved}, run again beside them, are not either: the cluster, no regression"
         return Numerics(agreement, reason=f"losses are not the same, bit for bit, {again}")
     lasting = bool(declared) or agreement.is_worse
-    last = max((row for row in history if row.night < own.night and not row.repeat), key=lambda row: row.night)
+    earlier = (row for row in history if is_of_earlier_night(row, own) and not row.repeat)
+    last = max(earlier, key=lambda row: row.order)
     which = f" in {agreement}" if agreement.runs > 1 else ""
     after = f"as in the last {format_count(same, 'good night')}" if same > 1 else f"as in {known[-1].night}"
     return Numerics(
@@ -99,6 +100,11 @@ def compare_numerics(
         + _first_difference(losses(known[-1].prefix), losses(apart[0].prefix))
         + ("" if lasting else ": the test is not deterministic"),
     )
+
+
+def is_of_earlier_night(row: HistoryRow, own: HistoryRow) -> bool:
+    """Whether a row is of a night before a run's; a night whose name has no date is as old as its runs."""
+    return row.night != own.night and row.order < own.order
 
 
 def with_unknown(verdict: Verdict, found: Numerics | None) -> Verdict:
@@ -134,7 +140,8 @@ def _source_of(row: HistoryRow) -> str:
 
 def _computed_both(expected: str, since: HistoryRow, own: HistoryRow, history: Sequence[HistoryRow]) -> bool:
     """Whether runs of one night since then, of the same pins, had the expected digest and another one."""
-    nights = nights_of(row for row in history if since.night <= row.night < own.night)
+    between = (row for row in history if row.night == since.night or row.order > since.order)
+    nights = nights_of(row for row in between if is_of_earlier_night(row, own))
     return any({True, False} <= {other_losses(expected, run.summary) for run in night.runs} for night in nights)
 
 

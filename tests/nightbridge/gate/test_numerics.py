@@ -35,10 +35,11 @@ class Nights:
     deterministic: bool | None = None
     rows: list[HistoryRow] = field(default_factory=list)
     count: int = 0
+    name: str = ""
 
     @property
     def date(self) -> str:
-        return str(date(2026, 10, 1) + timedelta(days=self.count))
+        return self.name or str(date(2026, 10, 1) + timedelta(days=self.count))
 
     def run(
         self,
@@ -119,6 +120,19 @@ def test_other_losses_are_a_regression_that_names_the_first_iteration(found: Nig
     assert "not the same, bit for bit, as in the last 8 good nights" in reason
     assert reason.endswith("first at iteration 8, 9.20000184 against 9.2")
     assert verdict.metric("loss_curve").status == "regressed"  # type: ignore[union-attr]
+
+
+def test_a_night_whose_name_is_a_word_is_held_to_the_last_nights_and_not_to_the_last_of_the_alphabet(
+    found: Nights,
+) -> None:
+    january = {"night": "demo", "run_key": "demo", "harvested_at": datetime(2026, 1, 5, tzinfo=UTC)}
+    found.rows.append(row_of(found.run(OTHER), None).model_copy(update=january | {"verdict": "passed"}))
+    found.name = "qualify-26"
+
+    verdict = found.night(OTHER)
+
+    assert verdict.status == "regressed"
+    assert any("bit for bit, as in the last 8 good nights" in reason for reason in verdict.reasons)
 
 
 def test_a_run_again_that_agrees_makes_it_certain(found: Nights) -> None:

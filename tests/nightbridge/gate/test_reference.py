@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,8 +30,8 @@ def reference(
 ) -> Callable[..., RunRecord]:
     """Store a run of the reference recipe, in its history as well."""
 
-    def make(losses: Losses = REFERENCE, night: str = NIGHT) -> RunRecord:
-        made = make_record(night=night, test_id="recipe").model_copy(update={"series": "recipe-0123456789ab"})
+    def make(losses: Losses = REFERENCE, night: str = NIGHT, **fields: Any) -> RunRecord:
+        made = make_record(night=night, test_id="recipe").model_copy(update={"series": "recipe-0123456789ab"} | fields)
         record = commit(store, made, losses)
         put_row(store, row_of(record, compare(record, ())))
         return record
@@ -41,9 +43,9 @@ def reference(
 def judge(store: DirectoryStore, make_record: Callable[..., RunRecord], commit: Callable[..., RunRecord]) -> Judge:
     """The verdict on a run of the hetero test with these losses, which names that reference."""
 
-    def make(losses: Losses, name: str, **rules: float) -> Verdict:
+    def make(losses: Losses, name: str, night: str = NIGHT, **rules: float) -> Verdict:
         gate = GatePolicy(reference=name, reference_rules=ReferencePolicy(**rules))
-        record = commit(store, make_record(test_id="hetero", gate=gate), losses)
+        record = commit(store, make_record(night=night, test_id="hetero", gate=gate), losses)
         return compare(record, (), gather_evidence(store, record))
 
     return make
@@ -140,6 +142,22 @@ def test_a_tests_id_means_its_newest_run_until_this_night(judge: Judge, referenc
 
     assert verdict.status is VerdictStatus.REGRESSED
     assert f"reference {tonight.spec.run_key}: lm loss: 2.777 against 2.75 at iteration 1" in " ".join(verdict.reasons)
+
+
+@pytest.mark.parametrize("tonight", ["qualify-26", NIGHT])
+def test_a_night_whose_name_is_a_word_is_as_old_as_its_runs(
+    judge: Judge, reference: Callable[..., RunRecord], tonight: str
+) -> None:
+    january = datetime(2026, 1, 5, tzinfo=UTC)
+    old = reference(changed({1: 1.1}), "release-01", harvested_at=january)
+    assert judge(REFERENCE, "recipe", night=tonight).reference_run == old.spec.run_key
+
+    newest = reference(night="2026-11-09")
+
+    assert judge(REFERENCE, "recipe", night=tonight).reference_run == newest.spec.run_key
+    own = reference(changed({1: 1.2}), tonight)
+    reference(changed({1: 1.2}), "release-30")
+    assert judge(REFERENCE, "recipe", night=tonight).reference_run == own.spec.run_key
 
 
 def test_the_first_limit_is_that_of_the_references_first_iteration() -> None:
