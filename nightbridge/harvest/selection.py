@@ -100,18 +100,65 @@ def _checkpoint_units(output: RunOutput, policy: str, load_with: str | None) -> 
         proved: dict[Path, Unit] = {}
         while unproved := [each for each in chosen(complete, policy) if each.path not in proved]:
             checkpoint = unproved[-1]
-            try:
-                proved[checkpoint.path] = _checkpoint_unit(output, checkpoint, load_with)
-            except (OSError, DamagedData, InvalidInput, _NotAsJudged) as error:
+            unit = _checkpoint_unit(output, checkpoint, load_with)
+            if isinstance(unit, Unit):
+                proved[checkpoint.path] = unit
+            else:
                 # An older one takes its place where the policy wants just so many.
                 complete.remove(checkpoint)
-                reason = f"damaged: {error.what}" if isinstance(error, DamagedData) else str(error)
-                left_out.append(LeftOut(path=stored_path(output, checkpoint), reason=reason))
+                left_out.append(unit)
         units += [proved[checkpoint.path] for checkpoint in chosen(complete, policy)]
     return units, left_out
 
 
-def _checkpoint_unit(output: RunOutput, checkpoint: Checkpoint, load_with: str | None) -> Unit:
+def older_in_place_of(
+    refused: Iterable[str], tried: Iterable[str], output: RunOutput, load_with: str | None
+) -> tuple[tuple[Unit, ...], tuple[LeftOut, ...]]:
+    """For each checkpoint that turned out to be damaged while it was sent, the one before it that is whole.
+
+    Args:
+        refused: The paths of those, and of what else was left out.
+        tried: The paths of everything that was chosen or left out, which is not chosen again.
+        output: What the run has left.
+        load_with: As for `files_to_store`, and so is what is returned.
+    """
+    taken = set(tried)
+    found: list[Unit | LeftOut] = []
+    for path in refused:
+        for checkpoint in _complete_before(output, path):
+            if stored_path(output, checkpoint) in taken:
+                continue
+            taken.add(stored_path(output, checkpoint))
+            found.append(_checkpoint_unit(output, checkpoint, load_with))
+            if isinstance(found[-1], Unit):
+                break
+    units = tuple(each for each in found if isinstance(each, Unit))
+    return units, tuple(each for each in found if isinstance(each, LeftOut))
+
+
+def _complete_before(output: RunOutput, path: str) -> list[Checkpoint]:
+    """The complete checkpoints in the folder of the one that is stored under a path, and older; the newest first."""
+    older = [
+        each
+        for refused in output.checkpoints
+        if stored_path(output, refused) == path
+        for each in output.checkpoints
+        if each.path.parent == refused.path.parent and each.iteration < refused.iteration
+    ]
+    complete = (each for each in older if each.state is CheckpointState.COMPLETE)
+    return sorted(complete, key=lambda checkpoint: checkpoint.iteration, reverse=True)
+
+
+def _checkpoint_unit(output: RunOutput, checkpoint: Checkpoint, load_with: str | None) -> Unit | LeftOut:
+    """A checkpoint as it is to be stored, or why it is not."""
+    try:
+        return _proved_unit(output, checkpoint, load_with)
+    except (OSError, DamagedData, InvalidInput, _NotAsJudged) as error:
+        reason = f"damaged: {error.what}" if isinstance(error, DamagedData) else str(error)
+        return LeftOut(path=stored_path(output, checkpoint), reason=reason)
+
+
+def _proved_unit(output: RunOutput, checkpoint: Checkpoint, load_with: str | None) -> Unit:
     """A checkpoint with what its bytes are checked by while they are sent, and what it is once all of them agree."""
     path, below = stored_path(output, checkpoint), _folder_of(output, checkpoint.path)
     files = tuple(_files_of(checkpoint, path))

@@ -247,20 +247,72 @@ def test_a_checkpoint_is_verified_by_its_own_checksums_while_it_is_sent(store: O
     }
 
 
-def test_a_flipped_bit_in_a_shard_leaves_its_whole_checkpoint_out(store: ObjectStore, left: LeftRun) -> None:
-    shard = left.job_dir / "checkpoints/iter_0000040/__2_0.distcp"
+def flip_a_bit(shard: Path) -> None:
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
 
+
+def iterations(store: ObjectStore, prefix: str) -> set[str]:
+    """The checkpoints of which the store has anything."""
+    return {path.split("/")[1] for path in objects(store, prefix) if path.startswith("checkpoints/iter_")}
+
+
+def test_a_flipped_bit_in_a_shard_leaves_its_whole_checkpoint_out_and_the_one_before_it_is_stored(
+    store: ObjectStore, left: LeftRun
+) -> None:
+    flip_a_bit(left.job_dir / "checkpoints/iter_0000040/__2_0.distcp")
+
     record = left.harvest(store)
 
-    assert [key for key in objects(store) if "iter_" in key] == []
+    assert iterations(store, record.prefix) == {"iter_0000020"}
+    assert {each.iteration: each.state for each in record.checkpoints}[20] is CheckpointState.VERIFIED
     (checkpoint,) = (each for each in record.checkpoints if each.iteration == 40)
     assert checkpoint.state is CheckpointState.DAMAGED
     assert "__2_0.distcp: bytes" in checkpoint.reason
     assert "do not have the CRC-32 recorded for them" in checkpoint.reason
     assert verify_run(store, record.prefix) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "flipped", "stored"),
+    [
+        ("last", (60,), {50}),
+        ("last", (60, 50), {40}),
+        ("last", (60, 50, 40, 30), set()),
+        ("every 2", (60,), {50, 40}),
+        ("every 2", (60, 40), {50, 30}),
+        ("every 2", (40,), {60, 30}),
+        ("all", (50,), {60, 40, 30}),
+    ],
+)
+def test_in_place_of_each_checkpoint_that_is_found_damaged_while_it_is_sent_an_older_one_is_stored(
+    directory: ObjectStore, tmp_path: Path, policy: str, flipped: tuple[int, ...], stored: set[int]
+) -> None:
+    left = make_run(tmp_path / "w", policy, shard_size=1000)
+    save_dir, (first, *_) = left.job_dir / "checkpoints", left.output.checkpoints
+    shutil.copytree(save_dir / "iter_0000020", tmp_path / "whole")
+    shutil.rmtree(save_dir)
+    for iteration in (30, 40, 50, 60):
+        shutil.copytree(tmp_path / "whole", save_dir / f"iter_{iteration:07d}")
+    for iteration in flipped:
+        flip_a_bit(save_dir / f"iter_{iteration:07d}/__2_0.distcp")
+    found = tuple(
+        first.model_copy(update={"path": save_dir / f"iter_{iteration:07d}", "iteration": iteration})
+        for iteration in (30, 40, 50, 60)
+    )
+    output = left.output.model_copy(update={"checkpoints": found})
+
+    record = LeftRun(**{**vars(left), "output": output}).harvest(directory)
+
+    assert iterations(directory, record.prefix) == {f"iter_{iteration:07d}" for iteration in stored}
+    states = {each.iteration: each.state for each in record.checkpoints}
+    assert {iteration for iteration, state in states.items() if state is CheckpointState.VERIFIED} == stored
+    assert {iteration for iteration, state in states.items() if state is CheckpointState.DAMAGED} == set(flipped)
+    assert verify_run(directory, record.prefix) == []
+    manifest = read_manifest(directory, record.prefix)
+    assert manifest is not None
+    assert len({each.path for each in manifest.left_out}) == len(manifest.left_out) == len(flipped)
 
 
 def test_in_place_of_a_last_checkpoint_of_zeros_the_one_before_it_is_stored(
@@ -352,7 +404,8 @@ def test_a_secret_inside_a_shard_leaves_its_whole_checkpoint_out(store: ObjectSt
     record = left.harvest(store)
 
     stored = objects(store)
-    assert [key for key, data in stored.items() if "iter_" in key or TOKEN.encode() in data] == []
+    assert [key for key, data in stored.items() if "iter_0000040" in key or TOKEN.encode() in data] == []
+    assert iterations(store, record.prefix) == {"iter_0000020"}
     reason = next(line for line in record.left_out if "iter_0000040" in line)
     assert "__2_0.distcp: contains a secret" in reason
     assert TOKEN not in reason
@@ -409,7 +462,7 @@ def test_a_checkpoint_that_is_altered_or_deleted_while_it_is_sent_is_no_error_of
         "vanishes": lambda: shutil.rmtree(shard.parent),
     }
     record = left.harvest(Meddler(store, "iter_0000040/__3_0.distcp", actions[how]))  # type: ignore[arg-type]
-    assert not [key for key in objects(store) if "iter_" in key]
+    assert iterations(store, record.prefix) == {"iter_0000020"}
     assert any("iter_0000040" in line for line in record.left_out)
     assert verify_run(store, record.prefix) == []
 
