@@ -117,11 +117,14 @@ def remove_runs(
     One that was written to, or accepted, since it was chosen stays. Leftovers of uploads that were interrupted long
     ago, which no listing shows, are removed as well.
     """
-    decisions = _decisions(store)
-    removed = []
+    removed: list[RunRemoval] = []
+    listed: tuple[ObjectInfo, ...] = ()
+    decisions = ""
     meter = Meter("removing", [removal.run.size for removal in removals], on_progress)
     for number, removal in enumerate(removals):
         found = list(store.list(removal.run.prefix))
+        if (there := tuple(store.list(DECISIONS))) != listed:  # thousands of runs take long enough for a new one
+            listed, decisions = there, _decisions(store)
         if _newest(found) <= removal.run.written_at and removal.run.run_key not in decisions:
             _remove(store, removal.run.prefix, [each.key for each in found])
             removed.append(removal)

@@ -260,6 +260,24 @@ def test_a_run_that_was_accepted_or_written_to_since_it_was_chosen_stays(store: 
     assert verify_run(store, record.prefix) == []
 
 
+def test_a_run_that_is_accepted_while_others_are_being_removed_stays(tmp_path: Path) -> None:
+    store = open_store(StoreSettings(url=f"file://{tmp_path}/store"))
+    keys = [f"runs/llama/n{night}/llama-n{night}-0123456789/a1/manifest.json" for night in range(3)]
+    for key in keys:
+        store.put(key, b"{}")
+
+    class Accepting(Later):
+        def delete(self, key: str) -> None:
+            super().delete(key)
+            store.put("decisions/1.json", b'{"run": "llama-n1-0123456789"}')
+
+    busy: ObjectStore = Accepting(store, 31)  # type: ignore[assignment]
+    removed = remove_runs(busy, find_old_runs(busy, MONTH))
+
+    assert sorted(removal.run.night for removal in removed) == ["n0", "n2"]
+    assert [found.key for found in store.list("runs")] == [keys[1]]
+
+
 def test_a_verdict_that_cannot_be_read_stops_the_removal(store: ObjectStore, tmp_path: Path) -> None:
     record = make_run(tmp_path / "w", shard_size=1000).harvest(store)
     store.put(f"{record.prefix.rpartition('/')[0]}/verdict.json", b"{")
