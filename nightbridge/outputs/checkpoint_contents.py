@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from nightbridge.errors import DamagedData
 from nightbridge.files import open_regular, read_regular
-from nightbridge.outputs.checkpoint_metadata import Item, read_metadata
+from nightbridge.outputs.checkpoint_metadata import Item, read_metadata, step_in
 
 # --- archives of torch.save -------------------------------------------------------------------------------------------
 
@@ -158,6 +158,30 @@ def _read(stream: BinaryIO, offset: int, size: int) -> bytes:
     if len(data) < size:
         raise BadArchive("it is cut off")
     return data
+
+
+_MAX_STATE = 1 << 16
+
+
+def saved_step(path: Path) -> int | None:
+    """The `step` of a training state, a tensor of one integer, from a file of `torch.save`; None where it has none.
+
+    Raises:
+        BadArchive: The file is no such archive.
+        OSError: It cannot be read.
+    """
+    with open_regular(path) as stream:
+        records = {record.name: record for record in read_archive(stream, 0, stream.seek(0, 2))}
+        try:
+            described = records["data.pkl"]
+            value = step_in(_read(stream, described.offset, min(described.size, _MAX_STATE)))
+            if isinstance(value, int):
+                return value
+            name, size = value
+            record = records[f"data/{name}"]
+            return int.from_bytes(_read(stream, record.offset, min(record.size, size)), "little", signed=True)
+        except (KeyError, ValueError, IndexError, TypeError):
+            return None
 
 
 # --- the files of a checkpoint ----------------------------------------------------------------------------------------

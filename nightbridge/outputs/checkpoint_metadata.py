@@ -340,3 +340,32 @@ def _check_opcodes(data: bytes) -> None:
             stack.append(weight)
         else:
             stack += made
+
+
+# --- a training state -------------------------------------------------------------------------------------------------
+
+_INTEGERS = {("GLOBAL", "torch LongStorage"): 8, ("GLOBAL", "torch IntStorage"): 4}
+"""Bytes of an element, by the opcode that names its storage."""
+
+
+def step_in(pickled: bytes) -> int | tuple[str, int]:
+    """The value of `step` in a pickled dictionary: a number, or the name of its tensor's storage with its bytes.
+
+    Raises:
+        ValueError: It has none.
+    """
+    found: Iterator[tuple[str, Any]] = ((each.name, value) for each, value, _ in pickletools.genops(pickled))
+    opcodes = [each for each in found if each[0] not in _MEMO_OPCODES]
+    at = opcodes.index(("BINUNICODE", "step")) + 1
+    name, value = opcodes[at]
+    if name.startswith("BININT"):
+        return int(value)
+    # A function, called with ("storage", its type, its name, "cpu", elements), the first of them, the shape, ...
+    end = opcodes.index(("BINPERSID", None), at)
+    stored = [value for name, value in opcodes[at:end] if name == "BINUNICODE" and value.isdecimal()]
+    sizes = [_INTEGERS[each] for each in opcodes[at:end] if each in _INTEGERS]
+    is_tensor = [name for name, _ in opcodes[at + 1 : at + 3]] == ["MARK", "MARK"]
+    is_scalar = opcodes[end + 1 : end + 3] == [("BININT1", 0), ("EMPTY_TUPLE", None)]
+    if not is_tensor or not is_scalar or (len(stored), len(sizes)) != (1, 1):
+        raise ValueError("`step` is no integer")
+    return stored[0], sizes[0]

@@ -28,7 +28,7 @@ from nightbridge.files import read_regular, walk
 from nightbridge.launch.config_container import check_yaml
 from nightbridge.models import Checkpoint, CheckpointState, Model
 from nightbridge.numbers import whole_number
-from nightbridge.outputs.checkpoint_contents import Proof, prove, shard_problem
+from nightbridge.outputs.checkpoint_contents import BadArchive, Proof, prove, saved_step, shard_problem
 from nightbridge.outputs.checkpoint_metadata import read_metadata
 from nightbridge.outputs.reader_process import read_in_child
 from nightbridge.store.checksum import check_crcs, sha256_of_file
@@ -208,6 +208,8 @@ def prove_checkpoint(path: Path, files: Iterable[Path]) -> Proof:
         raise DamagedData(f"{copied.name} is not a copy of {own.name}", subject=str(copied))
     proof = prove(path, files)
     unproven = (*_unknown_layout(path, files, proof), *_lost_tokenizer(path, files), *proof.unproven)
+    if own in files and _ITERATION.fullmatch(path.name):
+        unproven += tuple(_unknown_step(own, _iteration(path)))
     return proof._replace(unproven=unproven)
 
 
@@ -265,6 +267,18 @@ def _unknown_layout(path: Path, files: Sequence[Path], proof: Proof) -> Iterator
             yield "it has neither common.pt nor a common_state, one of which torch_dist has"
     elif "run_config.yaml" not in names and (path.parent / TRACKER).exists():
         yield "without metadata.json it is torch_dcp or fsdp_dtensor, unless that file was lost"
+
+
+def _unknown_step(state: Path, iteration: int) -> Iterator[str]:
+    """Megatron-Bridge keeps in the training state the iteration that it names the folder by."""
+    try:
+        step = saved_step(state)
+    except BadArchive:
+        return  # an older format, as has been said
+    if step is None:
+        yield f"{state.name} does not say of which iteration it is"
+    elif step != iteration:
+        raise DamagedData(f"{state.name} is of iteration {step}", subject=str(state))
 
 
 def _lost_tokenizer(path: Path, files: Sequence[Path]) -> Iterator[str]:

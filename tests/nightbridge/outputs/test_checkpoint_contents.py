@@ -14,6 +14,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -218,6 +219,36 @@ def test_a_link_in_place_of_a_file_is_named(copy: Any, target: str) -> None:
         CheckpointState.UNPROVEN,
         "tokenizer/tokenizer.json is a link, which is not followed",
     )
+
+
+def test_a_checkpoint_with_the_training_state_of_another_iteration_is_damaged(copy: Any) -> None:
+    root = copy("Bridge, common.pt")
+    (root / "latest_checkpointed_iteration.txt").write_text("20")
+    shutil.copytree(folder_of(root), root / "iter_0000020")
+    assert checkpoint_state(root / "iter_0000020") == (CheckpointState.DAMAGED, "train_state.pt is of iteration 10")
+
+
+@pytest.mark.parametrize(
+    ("content", "state"),
+    [
+        ({"step": np.array(10)}, CheckpointState.VERIFIED),
+        ({"rate": np.array(0.5), "step": np.array(10), "samples": np.array(20)}, CheckpointState.VERIFIED),
+        ({"step": 10}, CheckpointState.VERIFIED),
+        ({"step": np.array(100_000)}, CheckpointState.DAMAGED),
+        ({"step": 100_000}, CheckpointState.DAMAGED),
+        ({"iteration": 10, "args": {"seed": 1}}, CheckpointState.UNPROVEN),
+        ({"step": None, "samples": np.array(20)}, CheckpointState.UNPROVEN),
+        ({"step": np.array(20.0)}, CheckpointState.UNPROVEN),
+        ({"step": np.array([20, 10])}, CheckpointState.UNPROVEN),
+    ],
+)
+def test_only_a_step_that_is_read_for_sure_tells_the_iteration(copy: Any, content: Any, state: CheckpointState) -> None:
+    root = copy("Bridge, common.pt")
+    for path in (folder_of(root) / "train_state.pt", root / "latest_train_state.pt"):
+        path.write_bytes(torch_files.torch_save(content, "train_state"))
+    found, reason = checkpoint_state(folder_of(root))
+    assert found is state
+    assert (reason == "train_state.pt does not say of which iteration it is") is (state is CheckpointState.UNPROVEN)
 
 
 def test_a_folder_of_shards_without_metadata_is_not_finished(tmp_path: Path) -> None:
