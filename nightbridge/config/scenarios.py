@@ -191,7 +191,7 @@ def _scenario(document: Document, tests_dirs: Sequence[Path]) -> Scenario:
     if problems:
         problems.extend(found for test in tests if isinstance(test, InvalidTest) for found in test.findings)
         raise InvalidInput("the scenario is not valid", subject=str(document.path), violations=problems)
-    warnings += _unknown_judges(tests)
+    warnings += (*_unknown_judges(tests), *_swept_references(tests))
     return _assembled(str(document.table["name"]).strip(), document, tests, warnings)
 
 
@@ -210,6 +210,20 @@ def _unknown_judges(tests: Iterable[TestDefinition | InvalidTest]) -> Iterator[V
                     f"no test of this scenario is called {name!r}{meant(name, ids)}; another scenario has to run it"
                 )
                 yield finding(where or test.source, ("gate", key), message, "warning")
+
+
+def _swept_references(tests: Iterable[TestDefinition | InvalidTest]) -> Iterator[Violation]:
+    """Warn of a reference that has several points, of which none can be a test's own."""
+    valid = [test for test in tests if isinstance(test, TestDefinition)]
+    axes = {test.id: {axis.field for axis in test.axes} for test in valid}
+    for test in valid:
+        swept = axes.get(test.gate.reference or "")
+        if swept and swept != axes[test.id]:
+            message = (
+                f"{test.gate.reference!r} sweeps over {', '.join(sorted(swept))}, and this test not over the same; "
+                "name the key of one of its runs"
+            )
+            yield finding(test.lines.get("gate.reference") or test.source, ("gate", "reference"), message, "warning")
 
 
 def _problem(document: Document, path: KeyPath, message: str) -> Violation:

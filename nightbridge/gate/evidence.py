@@ -12,6 +12,7 @@ additions differs, and a band says how far that may lead. Without the reference,
 gate fails.
 """
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -348,8 +349,10 @@ def _losses(store: ObjectStore, prefix: str) -> dict[int, float]:
 def reference_prefix(store: ObjectStore, record: RunRecord) -> str:
     """Where the reference of a run lies: the run of that key, else the newest whole run of that test until this night.
 
+    Of a test that is swept it is the run of the same point.
+
     Raises:
-        PermanentError: The store has neither.
+        PermanentError: The store has neither, or the test has several points and none of them is this run's.
         DamagedData: The test's history cannot be read.
     """
     name = record.spec.test.gate.reference or ""
@@ -360,16 +363,33 @@ def reference_prefix(store: ObjectStore, record: RunRecord) -> str:
         row
         for series in find_series(store, name, cluster)
         for row in read_history(store, cluster, series.series)
-        if row.test_id == name and not row.repeat and row.outcome in COMPLETE_OUTCOMES
-        if row.night == own.night or is_of_earlier_night(row, own)
+        if row.test_id == name and not row.repeat and (row.night == own.night or is_of_earlier_night(row, own))
     ]
-    if not rows:
+    newest_first = sorted(rows, key=lambda row: (row.night == own.night, row.order, row.harvested_at), reverse=True)
+    newest = [row for row in newest_first if row.night == newest_first[0].night]
+    # A point that did not run in the newest night ran before; one of a sweep that is no more is not looked for.
+    known = newest_first if own.sweep_point and any(row.sweep_point for row in newest) else newest
+    wanted = {_point_of(own)} & {_point_of(row) for row in known} or {_point_of(row) for row in newest}
+    if len(wanted) > 1:
+        raise PermanentError(
+            f"a test of {len(wanted)} points, and none is this run's; name a run key",
+            subject=name,
+            advice="Name one of its runs, or sweep over the same",
+        )
+    found = (row for row in newest_first if _point_of(row) in wanted and row.outcome in COMPLETE_OUTCOMES)
+    reference = next(found, None)
+    if reference is None:
         raise PermanentError(
             "no such run, and no complete run of such a test up to this night",
             subject=name,
             advice="Name a stored run, or a test that has run on this cluster",
         )
-    return max(rows, key=lambda row: (row.night == own.night, row.order, row.harvested_at)).prefix
+    return reference.prefix
+
+
+def _point_of(row: HistoryRow) -> str:
+    """The point of its test's sweep, as text; a row that is read has lists where one of tonight may have tuples."""
+    return json.dumps(row.sweep_point, sort_keys=True, default=str)
 
 
 def read_scalars(store: ObjectStore, prefix: str) -> "pd.DataFrame":

@@ -124,6 +124,21 @@ def test_a_canary_or_reference_that_no_test_of_the_scenario_is_gets_a_warning(tm
     assert "gate.canary: no test of this scenario is called 'zzz'; another scenario has to run it" in found[1]
 
 
+def test_a_reference_with_several_points_gets_a_warning_where_none_is_the_tests_own(tmp_path: Path) -> None:
+    write(tmp_path, "recipe")
+    write(tmp_path, "hetero", tables='[gate]\nreference = "recipe"')
+    entries = (("recipe", "recipe", "[4, 8]"), ("one", "hetero", "4"), ("each", "hetero", "[4, 8]"))
+    tables = "".join(
+        f'[[Tests]]\nid = "{test_id}"\ntest_name = "{name}"\ncmd_args.gb = {sizes}\n'
+        for test_id, name, sizes in entries
+    )
+    (tmp_path / "scenario.toml").write_text(f'name = "s"\n{tables}')
+
+    (found,) = [warning for warning in config.load(tmp_path / "scenario.toml").warnings if "gate." in warning]
+
+    assert "gate.reference: 'recipe' sweeps over cmd_args.gb, and this test not over the same; name the key of one" in found
+
+
 def test_the_other_tests_of_a_scenario_know_its_canary(tmp_path: Path) -> None:
     write(tmp_path, "canary", top="canary = true")
     write(tmp_path, "plain", commit="main")

@@ -21,6 +21,8 @@ NIGHT = "2026-11-10"
 REFERENCE = {1: 2.750, **{step: 2.7 - 0.01 * step for step in range(2, 51)}}
 
 Losses = Mapping[int, float]
+Point = Mapping[str, int]
+NO_POINT: Point = {}
 Judge = Callable[..., Verdict]
 
 
@@ -30,8 +32,9 @@ def reference(
 ) -> Callable[..., RunRecord]:
     """Store a run of the reference recipe, in its history as well."""
 
-    def make(losses: Losses = REFERENCE, night: str = NIGHT, **fields: Any) -> RunRecord:
-        made = make_record(night=night, test_id="recipe").model_copy(update={"series": "recipe-0123456789ab"} | fields)
+    def make(losses: Losses = REFERENCE, night: str = NIGHT, point: Point = NO_POINT, **fields: Any) -> RunRecord:
+        made = make_record(night=night, test_id="recipe", sweep_point=dict(point))
+        made = made.model_copy(update={"series": "recipe-0123456789ab"} | fields)
         record = commit(store, made, losses)
         put_row(store, row_of(record, compare(record, ())))
         return record
@@ -43,9 +46,10 @@ def reference(
 def judge(store: DirectoryStore, make_record: Callable[..., RunRecord], commit: Callable[..., RunRecord]) -> Judge:
     """The verdict on a run of the hetero test with these losses, which names that reference."""
 
-    def make(losses: Losses, name: str, night: str = NIGHT, **rules: float) -> Verdict:
+    def make(losses: Losses, name: str, night: str = NIGHT, point: Point = NO_POINT, **rules: float) -> Verdict:
         gate = GatePolicy(reference=name, reference_rules=ReferencePolicy(**rules))
-        record = commit(store, make_record(night=night, test_id="hetero", gate=gate), losses)
+        made = make_record(night=night, test_id="hetero", gate=gate, sweep_point=dict(point))
+        record = commit(store, made, losses)
         return compare(record, (), gather_evidence(store, record))
 
     return make
@@ -158,6 +162,41 @@ def test_a_night_whose_name_is_a_word_is_as_old_as_its_runs(
     own = reference(changed({1: 1.2}), tonight)
     reference(changed({1: 1.2}), "release-30")
     assert judge(REFERENCE, "recipe", night=tonight).reference_run == own.spec.run_key
+
+
+def test_of_a_test_that_is_swept_the_run_of_the_same_point_is_meant(
+    judge: Judge, reference: Callable[..., RunRecord]
+) -> None:
+    points = [reference(changed({1: seq / 2048}), point={"seq": seq}) for seq in (2048, 4096, 8192)]
+
+    for point in points:
+        assert judge(REFERENCE, "recipe", point=point.spec.sweep_point).reference_run == point.spec.run_key
+    reference(night="2026-11-11", point={"seq": 4096})
+    old = judge(REFERENCE, "recipe", "2026-11-11", point={"seq": 2048})
+    assert old.reference_run == points[0].spec.run_key
+
+
+@pytest.mark.parametrize("point", [{}, {"seq": 16384}])
+def test_which_point_of_a_sweep_is_meant_is_never_guessed(
+    judge: Judge, reference: Callable[..., RunRecord], point: dict[str, int]
+) -> None:
+    for seq in (2048, 4096):
+        reference(point={"seq": seq})
+
+    verdict = judge(REFERENCE, "recipe", point=point)
+
+    assert verdict.status is VerdictStatus.FAILED
+    assert "reference recipe: a test of 2 points, and none is this run's; name a run key" in verdict.reasons
+
+
+def test_every_point_may_follow_one_run_of_a_test_that_is_not_swept(
+    judge: Judge, reference: Callable[..., RunRecord]
+) -> None:
+    for seq in (2048, 4096):
+        reference(changed({1: 1.1}), "2026-11-09", point={"seq": seq})
+    run_key = reference().spec.run_key
+
+    assert [judge(REFERENCE, "recipe", point={"seq": seq}).reference_run for seq in (2048, 4096)] == [run_key] * 2
 
 
 def test_the_first_limit_is_that_of_the_references_first_iteration() -> None:
