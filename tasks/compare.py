@@ -18,7 +18,7 @@ from nightbridge.gate.trial import Trial, markdown, noise_of_history
 from nightbridge.harvest.manifest import committed_attempts, load_record, run_prefix
 from nightbridge.history.history_store import compact
 from nightbridge.history.reading import read_history
-from nightbridge.models import RunRecord, RunSpec, Site, Verdict
+from nightbridge.models import RunRecord, RunSpec, Site, Verdict, night_order, utc_now
 from nightbridge.models.series import series_id
 from nightbridge.nights.records import confirmation_cost, read_verdict
 from nightbridge.report.tables import markdown_table
@@ -170,7 +170,7 @@ class Spending:
         self._before = self._tonight = 0.0
         self._unknown = ""
         try:
-            self._before = 0.0 if site.budget.month is None else patiently(lambda: spent_in(night[:7], site))
+            self._before = 0.0 if site.budget.month is None else patiently(lambda: spent_beside(night, site))
         except (NightbridgeError, OSError) as error:  # the verdicts stand, and so does the night's report
             self._unknown = f"not confirmed: what the month has spent cannot be read: {error}"
 
@@ -194,11 +194,11 @@ class Spending:
         return ""
 
 
-def spent_in(month: str, site: Site) -> float:
-    """GPU-hours that a month (`2026-11`) has spent on confirmation and on the search for causes."""
+def spent_beside(night: str, site: Site) -> float:
+    """GPU-hours that a night's month has spent on confirmation and on the search for causes."""
     from nightbridge.attribution.result import attribution_cost  # and numpy with it, which few nights need so early
 
-    store = store_of(site)
+    store, month = store_of(site), night_order(night, utc_now())[: len("2026-11")]
     return confirmation_cost(store, month) + attribution_cost(store, month)
 
 
@@ -209,7 +209,7 @@ def attribution_budget(night: str, site: Site) -> float:
         InvalidInput: The month has nothing left.
     """
     budget, month = site.budget.attribution, site.budget.month
-    left = budget if month is None else min(budget, month - spent_in(night[:7], site))
+    left = budget if month is None else min(budget, month - spent_beside(night, site))
     if left <= 0:
         raise InvalidInput(
             f"the month's budget of {month:g} GPU-hours is spent", subject=night, advice="Raise [budget]"

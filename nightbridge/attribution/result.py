@@ -26,7 +26,7 @@ from nightbridge.bisect.shift import FAILURE, LOSSES
 from nightbridge.errors import InvalidInput
 from nightbridge.harvest.manifest import load_record, run_key_of
 from nightbridge.history.nightly_values import BROKEN
-from nightbridge.models import RunRecord, StoredModel, Verdict
+from nightbridge.models import RunRecord, StoredModel, Verdict, night_order, utc_now
 from nightbridge.nights.records import read_verdict
 from nightbridge.numbers import format_count, format_percent, format_value
 from nightbridge.store.protocol import ObjectStore, read_stored
@@ -267,11 +267,17 @@ def _searched_for(verdict: Verdict) -> set[str]:
 def attribution_cost(store: ObjectStore, month: str) -> float:
     """GPU-hours that attributions of a month's changes (`2026-11`) have cost.
 
+    One of a night without a date is of the month in which its result was written.
+
     Raises:
         DamagedData: A result cannot be read.
     """
-    keys = [item.key for item in store.list(ROOT) if item.key.endswith("/result.json")]
-    mine = (key for key in keys if key.split("/")[-2].startswith(month))
+    results = (item for item in store.list(ROOT) if item.key.endswith("/result.json"))
+    mine = (
+        item.key
+        for item in results
+        if night_order(item.key.split("/")[-2], item.modified or utc_now()).startswith(month)
+    )
     found = (read_stored(store, key, AttributionResult, what="not a result", advice="Delete it") for key in mine)
     return sum(result.gpu_hours for result in found if result)
 

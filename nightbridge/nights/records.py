@@ -36,6 +36,8 @@ from nightbridge.models import (
     StoredModel,
     Verdict,
     VerdictStatus,
+    has_date,
+    night_order,
     slug,
     utc_now,
     worst_status,
@@ -88,7 +90,6 @@ def checked_night(text: str) -> str:
 
 
 _RUN_KEY = re.compile(r".+-[0-9a-f]{10}")
-_DATED = re.compile(r"\d{4}-\d\d-\d\d")
 _NEWEST = ("", "last", "last-good")
 
 LATE = timedelta(minutes=30)
@@ -411,12 +412,15 @@ def _was_good(store: ObjectStore, run: NightTest, night: str) -> bool:
 def confirmation_cost(store: ObjectStore, month: str) -> float:
     """GPU-hours that the ended nights of a month (`2026-11`) have spent on confirmation.
 
+    One without a date in its name is of the month in which it ended.
+
     Raises:
         DamagedData: A record cannot be read.
     """
-    folders = (folder for night, folder in _folders(store, "nights/") if night.startswith(month))
-    ends = (_end_in(store, folder) for folder in folders)
-    return sum(verdict.confirmation_gpu_hours for end in ends if end for verdict in end.verdicts)
+    nights = _folders(store, "nights/")
+    ends = (_end_in(store, folder) for night, folder in nights if night.startswith(month) or not has_date(night))
+    mine = (end for end in ends if end and night_order(end.night, end.ended_at).startswith(month))
+    return sum(verdict.confirmation_gpu_hours for end in mine for verdict in end.verdicts)
 
 
 def _folders(store: ObjectStore, prefix: str) -> list[tuple[str, str]]:
@@ -431,8 +435,7 @@ def _folders(store: ObjectStore, prefix: str) -> list[tuple[str, str]]:
         if match := _RECORD.fullmatch(item.key):
             night = match[2]
             found.add((night, match[1]))
-            by_name = item.modified is None or _DATED.match(night)
-            written = night if by_name else f"{item.modified:%Y-%m-%d-%H%M%S}"
+            written = night_order(night, item.modified) if item.modified else night
             when[night] = max(when.get(night, written), written)
     return sorted(found, key=lambda key: (when[key[0]], *key), reverse=True)
 

@@ -11,7 +11,7 @@ from nightbridge.attribution.result import evaluate, keep_result
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.gate.trial import Change, plan_trial, trial_arm
 from nightbridge.models import Budget, ControlArm, NightReport, Site, VerdictStatus
-from nightbridge.nights.records import read_verdict, record_end
+from nightbridge.nights.records import new_night, read_verdict, record_end
 from nightbridge.slurm.attempts import next_attempt
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.compare import (
@@ -61,6 +61,18 @@ def test_a_months_budget_counts_its_ended_nights(site: Site) -> None:
 
     assert "the month's budget of 20 has 4.00 left" in Spending(NIGHT, site).allows(wanted())
     assert Spending(NIGHT, site).allows(wanted(hours=2.0)) == ""
+
+
+def test_a_night_whose_name_has_no_date_is_of_the_month_in_which_it_is_run(site: Site) -> None:
+    site = site.model_copy(update={"budget": Budget(month=20, attribution=40)})
+    for night in ("release-check", new_night(), "2020-10-31"):
+        spent = make_verdict(VerdictStatus.PASSED, night=night, confirmation_gpu_hours=8.0)
+        record_end(store_of(site), NightReport(scenario="s", night=night, verdicts=(spent,)))
+    assert attribution_budget("try-1", site) == 4.0
+
+    plan = ATTRIBUTION_PLAN.model_copy(update={"attribution_id": "release-attribute-0123abcd"})
+    keep_result(store_of(site), evaluate(plan, exchange_runs([2])))
+    assert "the month's budget of 20 has 0.00 left" in Spending("try-1", site).allows(wanted())
 
 
 def test_a_months_budget_counts_what_the_search_for_causes_has_cost(site: Site) -> None:
