@@ -5,7 +5,8 @@ concurrency limit no later night would start. Heartbeats cannot tell it from a l
 reaper reads the night's own sign of life in the workspace (`nightbridge.nights.liveness`). It runs on a schedule and
 decides each time from what it finds: nothing is lost with a server that restarts or a reaper that is killed.
 
-It also cancels the jobs of nights that were cancelled while no process of theirs was running, or Slurm did not answer.
+It also cancels the jobs of nights and searches that were cancelled while no process of theirs was running, or Slurm did
+not answer.
 """
 
 import time
@@ -25,6 +26,7 @@ from prefect.logging import get_run_logger
 from prefect.settings import get_current_settings
 from prefect.states import Cancelled, Crashed, Scheduled
 
+from nightbridge.blocks import site_of
 from nightbridge.errors import NightbridgeError
 from nightbridge.flows.final_states import NIGHTLY, TAG
 from nightbridge.nights.liveness import SILENCE_SECONDS, LastSign, last_sign
@@ -190,21 +192,26 @@ def _ended_of_late(client: SyncPrefectClient, kind: StateType, patience: Patienc
 
 
 def _finish_cancellation(client: SyncPrefectClient, run: FlowRun) -> None:
-    """Cancel the jobs of a cancelled night, unless that is recorded as done since it was last started.
+    """Cancel the jobs of a cancelled night or search, unless that is recorded as done since it was last started.
 
     A suspended night has no process, so Prefect runs no hook when it is cancelled. Of any other, the hook may have
     left open whether a job lives on: Slurm did not answer it, or sbatch was under way.
     """
     # Here, and not every five minutes: the flow of a night is half a second of imports, and hardly ever needed.
     from nightbridge.flows.nightly import cancel_hook, nightly
-    from nightbridge.tasks.cancel import is_recorded
+    from nightbridge.tasks.cancel import cancel_searches, is_recorded, noted_searches
 
     try:
         plan = plan_of(run)
-        if plan is None or is_recorded(plan, max(_starts(client, run), default=plan.start.begun_at)):
+        if plan is None:
+            site = site_of(**run.parameters)
+            if noted_searches(run, site):
+                cancel_searches(run, site)
+            return
+        if is_recorded(plan, max(_starts(client, run), default=plan.start.begun_at)):
             return
     except NightbridgeError as error:
-        get_run_logger().warning("%s: whether its jobs are cancelled cannot be read: %s", run.name, error)
+        get_run_logger().warning("%s: whether its jobs are cancelled is not known: %s", run.name, error)
         return
     assert run.state is not None  # it was found by its state
     get_run_logger().warning("%s (%s): it was cancelled, its jobs may live: cancelling them", run.name, run.id)

@@ -60,6 +60,11 @@ def _note(workspace: Path, note: Path) -> None:
     create_exclusively(note, b"")
 
 
+def noted_searches(flow_run: FlowRun, site: Site) -> list[Path]:
+    """The notes of the searches that a flow run works on; those of a cancelled one go once its jobs are cancelled."""
+    return sorted((site.workspace / _SEARCHES / str(flow_run.id)).glob("[a-z0-9]*"))
+
+
 def cancel_searches(flow_run: FlowRun, site: Site) -> None:
     """Cancel the jobs of the searches that a flow run works on: bisects, attributions with their descents, trials.
 
@@ -68,10 +73,13 @@ def cancel_searches(flow_run: FlowRun, site: Site) -> None:
     Raises:
         StatusUnknown: A job may live on. What could be cancelled is.
     """
-    searches = sorted(note.name for note in (site.workspace / _SEARCHES / str(flow_run.id)).glob("[a-z0-9]*"))
-    names = [folder.name for each in searches for folder in (site.workspace / "runs").glob(f"*-{each}-*")]
+    notes = noted_searches(flow_run, site)
+    names = [folder.name for note in notes for folder in (site.workspace / "runs").glob(f"*-{note.name}-*")]
     unfinished = [name for name in sorted(names) if not _is_over(name, site.workspace)]
-    cancel_runs(", ".join(searches) or f"searches of {flow_run.name}", unfinished, site)
+    subject = ", ".join(note.name for note in notes) or f"searches of {flow_run.name}"
+    cancel_runs(subject, unfinished, site)
+    for note in notes:
+        note.unlink(missing_ok=True)
 
 
 def _is_over(run_key: str, workspace: Path) -> bool:

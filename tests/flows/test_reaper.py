@@ -453,3 +453,24 @@ def test_a_night_that_is_cancelled_while_suspended_has_its_jobs_cancelled_each_t
 
     assert [end is not None and end.cancelled for end in ends] == [True, True]
     assert state_name(client, night) == "Cancelled"
+
+
+def test_a_search_that_was_cancelled_while_slurm_did_not_answer_has_its_jobs_cancelled(
+    client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    search, site = made(client, tmp_path, Running(), Cancelled()), Site(workspace=tmp_path)
+    note = tmp_path / "searches" / str(search) / "2026-11-21-bisect-aaaaaaaa"
+    note.parent.mkdir(parents=True)
+    note.touch()
+    attempt = open_attempt(tmp_path, f"llama-{note.name}-0123456789", site.cluster)
+    script = attempt.attempt_dir / "job.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --output=/dev/null\nsleep 600\n")
+    cluster = open_cluster(site.cluster, site.workspace)
+    job = cluster.submit(attempt.name, script, [])
+
+    def is_cancelled() -> bool:
+        reap()
+        return cluster.states([job])[job].state == "CANCELLED"
+
+    eventually(is_cancelled)
+    assert not note.exists()

@@ -21,7 +21,14 @@ from nightbridge.flows.trial import try_flow
 from nightbridge.models import Budget, ClusterSettings, RunSpec, Scenario, Site, utc_now
 from nightbridge.nights.records import NightPlan, NightStart, NightTest, write_plan
 from nightbridge.slurm.attempt_files import open_attempt
-from nightbridge.tasks.cancel import cancel_night, cancel_searches, is_recorded, note_search, record_cancelled
+from nightbridge.tasks.cancel import (
+    cancel_night,
+    cancel_searches,
+    is_recorded,
+    note_search,
+    noted_searches,
+    record_cancelled,
+)
 from nightbridge.tasks.night import PLAN_LABEL
 from tests.builders import make_test
 
@@ -156,6 +163,22 @@ def test_a_search_that_has_not_begun_cancels_nothing(plan: NightPlan, answers: A
     answers(False)
 
     cancel_searches(flow_run, plan.site)
+
+
+def test_a_search_is_noted_until_no_job_of_it_can_live_on(
+    plan: NightPlan, answers: Answer, flow_run: FlowRun, works_on: WorksOn
+) -> None:
+    _begun(plan.site, "dense", "n1-bisect-1")
+    works_on("n1-bisect-1")
+
+    answers(False)
+    with pytest.raises(StatusUnknown):
+        cancel_searches(flow_run, plan.site)
+    assert noted_searches(flow_run, plan.site)
+
+    answers(True)
+    cancel_searches(flow_run, plan.site)
+    assert not noted_searches(flow_run, plan.site)
 
 
 @pytest.mark.parametrize("flow", [bisect_flow, attribute_flow, try_flow], ids=lambda flow: flow.name)
