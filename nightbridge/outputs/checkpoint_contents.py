@@ -18,7 +18,7 @@ import re
 import stat
 import struct
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
@@ -237,6 +237,7 @@ def prove(folder: Path, files: Iterable[Path]) -> Proof:
         elif not any(map(path.match, _JUDGED_BY_LAYOUT)):
             unchecked.append(path)
     _check_parts(folder, set(files), prover.named)
+    _check_numbered(files)
     prover.unproven += [f"{path.name} has no checksum" for path in unchecked if path not in prover.named]
     return Proof(prover.extents, tuple(prover.unproven))
 
@@ -366,6 +367,24 @@ def _is_of_other_backend(path: Path, files: set[Path]) -> bool:
         return False
     content = json.loads(read_regular(path, limit=_MAX_JSON_BYTES))
     return isinstance(content, dict) and content.get("sharded_backend", "torch_dist") != "torch_dist"
+
+
+_NUMBERED = re.compile(r"(?:pytorch_)?model-\d{5}-of-(\d{5})\.(safetensors|bin)")
+
+
+def _check_numbered(files: Iterable[Path]) -> None:
+    """Weights whose names tell how many files there are: without an index, which tells it too, one set is whole."""
+    indexed: set[Path] = set()
+    sets: dict[Path, Counter[tuple[int, str]]] = defaultdict(Counter)
+    for path in files:
+        if path.name.endswith(".index.json"):
+            indexed.add(path.parent)
+        elif match := _NUMBERED.fullmatch(path.name):
+            sets[path.parent][int(match[1]), match[2]] += 1
+    for folder, found in sets.items():
+        if folder not in indexed and not any(number == count for (count, _), number in found.items()):
+            (count, _), number = max(found.items())
+            raise DamagedData(f"{folder.name} has {number} of {count} files of weights", subject=str(folder))
 
 
 def shard_problem(folder: Path, name: str, size: int) -> str:

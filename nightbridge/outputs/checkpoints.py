@@ -42,7 +42,16 @@ LOADER_STATES = "energon"
 """The folder beside the checkpoints in whose `iter_*` directories the data loader's ranks keep where they stood."""
 TOKENIZER = "tokenizer"
 """The folder in a checkpoint with the tokenizer's files."""
+EXPORT = "hf"
+"""The folder in a checkpoint with the same weights in the format of Hugging Face."""
 
+_SETTINGS_OF_TOKENIZER = {
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+}
+"""What a tokenizer's `save_pretrained` writes besides its vocabulary, most of it before."""
 _ITERATION = re.compile(r"iter_(\d{7,18})", re.ASCII)
 _SHARD_SUFFIX = ".distcp"
 _PARTS = (".metadata", "*.distcp", "*.pt", "*.pth", "*.safetensors", "*.bin", "*.ckpt", ".zarray")
@@ -207,7 +216,7 @@ def prove_checkpoint(path: Path, files: Iterable[Path]) -> Proof:
     if {own, copied} <= set(files) and not _is_copied(path):
         raise DamagedData(f"{copied.name} is not a copy of {own.name}", subject=str(copied))
     proof = prove(path, files)
-    unproven = (*_unknown_layout(path, files, proof), *_lost_tokenizer(path, files), *proof.unproven)
+    unproven = (*_unknown_layout(path, files, proof), *_lost_exports(path, files), *proof.unproven)
     if own in files and _ITERATION.fullmatch(path.name):
         unproven += tuple(_unknown_step(own, _iteration(path)))
     return proof._replace(unproven=unproven)
@@ -281,17 +290,24 @@ def _unknown_step(state: Path, iteration: int) -> Iterator[str]:
         raise DamagedData(f"{state.name} is of iteration {step}", subject=str(state))
 
 
-def _lost_tokenizer(path: Path, files: Sequence[Path]) -> Iterator[str]:
-    """The tokenizer is the last part that Megatron-Bridge writes; that it could not be written is only logged."""
+def _lost_exports(path: Path, files: Sequence[Path]) -> Iterator[str]:
+    """What Megatron-Bridge writes besides the checkpoint's own parts; where that fails it may only be logged."""
     settings, _problem = _read_config(path / "run_config.yaml")
-    checkpoint, tokenizer = (settings.get(name) for name in ("checkpoint", "tokenizer"))
-    if not isinstance(checkpoint, dict) or not isinstance(tokenizer, dict):
-        return
+    sections = (settings.get(name) for name in ("checkpoint", "tokenizer"))
+    checkpoint, tokenizer = (section if isinstance(section, dict) else {} for section in sections)
+    weights = any(file.parent == path / EXPORT and file.suffix == ".safetensors" for file in files)
+    if checkpoint.get("also_save_hf_checkpoint") == "true" and not weights:
+        yield f"there is no {EXPORT}/*.safetensors, which run_config.yaml has saved"
+    kind = str(tokenizer.get("tokenizer_type") or "null")
     # A NullTokenizer has no files.
-    has_files = not str(tokenizer.get("tokenizer_type") or "null").lower().startswith("null")
-    wanted = has_files and checkpoint.get("save_tokenizer_assets") == "true"
-    if wanted and not any(file.is_relative_to(path / TOKENIZER) for file in files):
-        yield f"there is no {TOKENIZER}/, which run_config.yaml has saved"
+    if checkpoint.get("save_tokenizer_assets") == "true" and not kind.lower().startswith("null"):
+        names = {file.name for file in files if file.is_relative_to(path / TOKENIZER)}
+        if not names:
+            yield f"there is no {TOKENIZER}/, which run_config.yaml has saved"
+        elif kind == "HuggingFaceTokenizer" and (
+            "tokenizer_config.json" not in names or names <= _SETTINGS_OF_TOKENIZER
+        ):
+            yield f"{TOKENIZER}/ has no {'vocabulary' if 'tokenizer_config.json' in names else 'tokenizer_config.json'}"
 
 
 def files_below(path: Path) -> Iterator[Path]:

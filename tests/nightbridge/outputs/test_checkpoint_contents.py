@@ -150,31 +150,99 @@ def test_a_file_that_no_check_covers_is_named(copy: Any) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "saves", "there", "state"),
-    [
-        ("HuggingFaceTokenizer", "true", False, CheckpointState.UNPROVEN),
-        ("HuggingFaceTokenizer", "true", True, CheckpointState.VERIFIED),
-        ("HuggingFaceTokenizer", "false", False, CheckpointState.VERIFIED),
-        ("NullTokenizer", "true", False, CheckpointState.VERIFIED),
-    ],
-)
-def test_a_tokenizer_that_was_to_be_saved_and_is_not_there_is_named(
-    copy: Any, tokenizer: str, saves: str, there: bool, state: CheckpointState
-) -> None:
-    path = folder_of(copy("Bridge, common.pt"))
+def _configure(path: Path, checkpoint: dict[str, Any], tokenizer: str) -> None:
     settings = yaml.safe_load((path / "run_config.yaml").read_text())
-    settings["checkpoint"] = {**settings.get("checkpoint", {}), "save_tokenizer_assets": saves == "true"}
+    settings["checkpoint"] = {**settings.get("checkpoint", {}), **checkpoint}
     settings["tokenizer"] = {"tokenizer_type": tokenizer}
     (path / "run_config.yaml").write_text(yaml.safe_dump(settings))
-    if there:
-        (path / "tokenizer").mkdir()
-        (path / "tokenizer/tokenizer.json").write_text("{}")
 
-    found, reason = checkpoint_state(path)
 
-    assert found is state
-    assert ("there is no tokenizer/, which run_config.yaml has saved" in reason) is (state is CheckpointState.UNPROVEN)
+NO_TOKENIZER = "there is no tokenizer/, which run_config.yaml has saved"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "saves", "files", "missing"),
+    [
+        ("HuggingFaceTokenizer", True, (), NO_TOKENIZER),
+        ("HuggingFaceTokenizer", True, ("tokenizer_config.json", "tokenizer.json"), ""),
+        ("HuggingFaceTokenizer", True, ("tokenizer_config.json", "vocab.json", "special_tokens_map.json"), ""),
+        ("HuggingFaceTokenizer", True, ("tokenizer.json",), "tokenizer/ has no tokenizer_config.json"),
+        ("HuggingFaceTokenizer", True, ("special_tokens_map.json",), "tokenizer/ has no tokenizer_config.json"),
+        (
+            "HuggingFaceTokenizer",
+            True,
+            ("special_tokens_map.json", "tokenizer_config.json"),
+            "tokenizer/ has no vocabulary",
+        ),
+        ("HuggingFaceTokenizer", False, (), ""),
+        ("GPT2BPETokenizer", True, ("vocab.json",), ""),
+        ("GPT2BPETokenizer", True, (), NO_TOKENIZER),
+        ("NullTokenizer", True, (), ""),
+    ],
+)
+def test_a_tokenizer_that_was_to_be_saved_and_is_not_there_as_a_whole_is_named(
+    copy: Any, tokenizer: str, saves: bool, files: tuple[str, ...], missing: str
+) -> None:
+    path = folder_of(copy("Bridge, common.pt"))
+    _configure(path, {"save_tokenizer_assets": saves}, tokenizer)
+    for name in files:
+        (path / "tokenizer").mkdir(exist_ok=True)
+        (path / "tokenizer" / name).write_text("{}")
+
+    state = CheckpointState.UNPROVEN if missing else CheckpointState.VERIFIED
+    assert checkpoint_state(path) == (state, missing)
+
+
+@pytest.mark.parametrize("files", [(), ("config.json",)], ids=["no folder", "no weights"])
+def test_an_export_that_was_to_be_saved_and_has_no_weights_is_named(copy: Any, files: tuple[str, ...]) -> None:
+    path = folder_of(copy("Bridge, common.pt"))
+    _configure(path, {"also_save_hf_checkpoint": True}, "NullTokenizer")
+    for name in files:
+        (path / "hf").mkdir()
+        (path / "hf" / name).write_text("{}")
+    assert checkpoint_state(path) == (
+        CheckpointState.UNPROVEN,
+        "there is no hf/*.safetensors, which run_config.yaml has saved",
+    )
+
+
+@pytest.mark.parametrize(
+    ("removed", "added", "damage"),
+    [
+        ((), (), ""),
+        (("index",), (), ""),
+        (("index", "00002-of-00002"), (), "has 1 of 2 files of weights"),
+        (("index",), ("model-00001-of-00003.safetensors",), ""),
+        ((), ("model-00001-of-00003.safetensors",), ""),
+        (("index",), ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"), ""),
+        (("index", "of-00002"), ("model.safetensors",), ""),
+        (("index", "of-00002"), ("shard-00001-model-00001-of-00004.safetensors",), ""),
+    ],
+    ids=[
+        "all",
+        "no index",
+        "one of two",
+        "a rest of another",
+        "an index",
+        "both formats",
+        "one file",
+        "torch's own names",
+    ],
+)
+def test_files_whose_names_tell_how_many_there_are_have_to_be_so_many(
+    copy: Any, removed: tuple[str, ...], added: tuple[str, ...], damage: str
+) -> None:
+    path = folder_of(copy("Hugging Face"))
+    content = (path / "model-00001-of-00002.safetensors").read_bytes()
+    for file in [each for each in path.iterdir() if any(part in each.name for part in removed)]:
+        file.unlink()
+    for name in added:
+        (path / name).write_bytes(content)
+
+    state, reason = checkpoint_state(path)
+
+    assert state is (CheckpointState.DAMAGED if damage else CheckpointState.UNPROVEN)
+    assert damage in reason
 
 
 @pytest.mark.parametrize(
