@@ -42,7 +42,7 @@ def only(path: Path) -> TestDefinition | InvalidTest:
 
 
 def test_a_gate_is_read_with_its_floors_and_ceilings_and_the_rules_of_its_golden_values(tmp_path: Path) -> None:
-    (tmp_path / "golden.json").write_text("{}")
+    (tmp_path / "golden.json").write_text('{"0": {"lm loss": 10.5}}')
     path = write(
         tmp_path,
         "t",
@@ -95,6 +95,29 @@ def test_a_gate_that_cannot_be_asked_is_a_violation(tmp_path: Path, tables: str,
     assert violation in " ".join(test.violations)
 
 
+@pytest.mark.parametrize(
+    ("content", "violation"),
+    [
+        (b'{"0": {"lm loss": 3', "is not JSON"),
+        (bytes(range(7, 256)), "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"", "is not JSON"),
+        (b"{}", "contains no golden values"),
+        (b"[10.5]", "contains no golden values"),
+    ],
+)
+def test_a_golden_file_that_is_none_is_a_violation_before_any_gpu_hour(
+    tmp_path: Path, content: bytes, violation: str
+) -> None:
+    (tmp_path / "golden.json").write_bytes(content)
+
+    test = only(write(tmp_path, "t", tables='[gate]\ngolden = "golden.json"'))
+
+    assert isinstance(test, InvalidTest)
+    assert f"gate.golden: {violation}" in " ".join(test.violations)
+    assert str(tmp_path / "golden.json") in " ".join(test.violations)
+
+
 def test_the_pins_of_a_canary_must_not_be_able_to_move(tmp_path: Path) -> None:
     moving, fixed = (
         only(write(tmp_path, "a", top="canary = true", commit="main")),
@@ -136,7 +159,7 @@ def test_a_reference_with_several_points_gets_a_warning_where_none_is_the_tests_
 
     (found,) = [warning for warning in config.load(tmp_path / "scenario.toml").warnings if "gate." in warning]
 
-    assert "gate.reference: 'recipe' sweeps over cmd_args.gb, and this test not over the same; name the key of one" in found
+    assert "gate.reference: 'recipe' sweeps over cmd_args.gb, and this test not over the same; name" in found
 
 
 def test_the_other_tests_of_a_scenario_know_its_canary(tmp_path: Path) -> None:
