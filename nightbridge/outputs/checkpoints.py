@@ -38,6 +38,8 @@ TRAIN_STATE = "latest_train_state.pt"
 """The newest checkpoint's training state, beside it."""
 TRACKERS = (TRACKER, TRAIN_STATE)
 """Files beside the checkpoints that name the newest."""
+RELEASE = "release"
+"""The folder, and what Megatron-LM's tracker says, of a checkpoint that stands before all iterations."""
 LOADER_STATES = "energon"
 """The folder beside the checkpoints in whose `iter_*` directories the data loader's ranks keep where they stood."""
 TOKENIZER = "tokenizer"
@@ -94,8 +96,9 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
     Where neither is there it is the folder itself; none where that has no part of a checkpoint.
     """
-    tracked = tracked_iteration(folder)
-    named = [] if tracked is None else [folder / f"iter_{tracked:07}"]
+    tracked, iteration = _tracker(folder), tracked_iteration(folder)
+    named = [folder / RELEASE] if tracked == RELEASE else []
+    named += [] if iteration is None else [folder / f"iter_{iteration:07}"]
     if found := sorted({*checkpoint_folders(folder), *named}, key=_iteration):
         return found
     return [folder] if _ITERATION.fullmatch(folder.name) or _has_a_part(folder) else []
@@ -115,10 +118,14 @@ def _iteration(path: Path) -> int:
 
 def tracked_iteration(save_dir: Path) -> int | None:
     """The iteration that the tracker file names; None without one, while it is written, or when it names a release."""
+    return whole_number(_tracker(save_dir))
+
+
+def _tracker(save_dir: Path) -> str:
     try:
-        return whole_number(read_regular(save_dir / TRACKER, limit=_MAX_TRACKER_BYTES).decode("ascii"))
+        return read_regular(save_dir / TRACKER, limit=_MAX_TRACKER_BYTES).decode("ascii").strip()
     except (OSError, UnicodeDecodeError):
-        return None
+        return ""
 
 
 def checkpoint_size(path: Path) -> int:
@@ -353,7 +360,7 @@ def _is_copied(path: Path) -> bool:
 
 def _judge(path: Path, iteration: int) -> tuple[CheckpointState, str]:
     settings, problem = _read_config(path / "run_config.yaml")
-    tracked = tracked_iteration(path.parent)
+    tracked = iteration if _tracker(path.parent) == path.name == RELEASE else tracked_iteration(path.parent)
     of_bridge = tracked is None or _has_parts_of_bridge(path)
     legacy = any(path.glob("mp_rank_*/*.pt")) and not _is_file(path / ".metadata")
     # In the order of writing.
@@ -384,9 +391,8 @@ def _has_parts_of_bridge(path: Path) -> bool:
 
     Megatron-Bridge writes a copy of the training state beside the tracker before it writes the tracker.
     """
-    return any(
-        _is_file(part) for part in (path / "train_state.pt", path / "run_config.yaml", path.parent / TRAIN_STATE)
-    )
+    beside = () if path.name == RELEASE else (path.parent / TRAIN_STATE,)
+    return any(_is_file(part) for part in (path / "train_state.pt", path / "run_config.yaml", *beside))
 
 
 def _missing(name: str, tracked: int | None) -> str:

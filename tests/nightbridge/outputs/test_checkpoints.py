@@ -8,6 +8,7 @@ import pytest
 from nightbridge.models import CheckpointState
 from nightbridge.outputs.checkpoints import (
     TRACKER,
+    checkpoints_in,
     find_checkpoints,
     layout_state,
     tracked_iteration,
@@ -150,6 +151,31 @@ class TestMegatronLM:
         path = write(tmp_path)
         (path / part).unlink()
         assert layout_state(path)[0] is DAMAGED
+
+    @pytest.mark.parametrize("tracker", ["release", "release\n", "10"])
+    def test_so_is_a_release_that_the_tracker_names_or_named_before_it_named_an_iteration(
+        self, tmp_path: Path, write: Any, tracker: str
+    ) -> None:
+        path = write(tmp_path, tracker=tracker).rename(tmp_path / "release")
+        (tmp_path / "latest_train_state.pt").write_bytes(b"of a later iteration")
+        assert layout_state(path) == (COMPLETE, "")
+
+    @pytest.mark.parametrize("tracker", ["", None], ids=["empty", "absent"])
+    def test_one_without_a_tracker_is_not_complete(self, tmp_path: Path, write: Any, tracker: Any) -> None:
+        path = write(tmp_path, tracker="").rename(tmp_path / "release")
+        if tracker is None:
+            (tmp_path / TRACKER).unlink()
+        assert layout_state(path)[0] is IN_PROGRESS
+
+    def test_a_release_with_a_missing_part_is_damaged(self, tmp_path: Path, write: Any) -> None:
+        path = write(tmp_path, tracker="release").rename(tmp_path / "release")
+        (path / ".metadata").unlink()
+        assert layout_state(path)[0] is DAMAGED
+
+    def test_a_release_is_found_beside_iterations(self, tmp_path: Path, write: Any) -> None:
+        write(tmp_path)
+        (tmp_path / TRACKER).write_text("release\n")
+        assert checkpoints_in(tmp_path) == [tmp_path / "release", tmp_path / "iter_0000010"]
 
     @pytest.mark.parametrize("left", ["train_state.pt", "run_config.yaml", "latest_train_state.pt"])
     def test_whatever_is_left_of_megatron_bridges_parts_asks_for_the_others(
