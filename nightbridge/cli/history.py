@@ -279,9 +279,13 @@ def parity(
     from nightbridge.nights.records import find_run
     from nightbridge.report.queries import parity_page_stored, parity_stored
 
+    options = {"first": first, "later": later, "steps": steps}
+    given = {name: limit for name, limit in options.items() if limit is not None}
+    if given and gate != "iterations":
+        named = ", ".join(f"--{name}" for name in given)
+        raise InvalidInput(f"has no effect with --gate {gate}", subject=named, advice="Add --gate iterations")
     opened = open_site_store(load_site(choice))
-    given = {"first": first, "later": later, "steps": steps}
-    policy = ReferencePolicy().model_copy(update={name: limit for name, limit in given.items() if limit is not None})
+    policy = ReferencePolicy().model_copy(update=given)
     found = parity_stored(opened, find_run(opened, run_a), find_run(opened, run_b), policy)
     faults = found.faults_of(gate)
     if page is not None:

@@ -128,6 +128,28 @@ class TestParity:
         assert said in capsys.readouterr().out
         assert "<svg" in page.read_text()
 
+    @pytest.mark.parametrize("option", ["--steps", "--first", "--later"])
+    @pytest.mark.parametrize("gate", [(), ("--gate", "numerics")])
+    def test_a_limit_of_single_iterations_is_refused_where_another_gate_decides(
+        self,
+        store: DirectoryStore,
+        make_record: Callable[..., RunRecord],
+        commit: Callable[..., RunRecord],
+        capsys: pytest.CaptureFixture[str],
+        option: str,
+        gate: tuple[str, ...],
+    ) -> None:
+        losses = {step: 10.0 - 0.1 * step for step in range(1, 51)}
+        a = commit(store, make_record(night="2026-11-08"), losses)
+        b = commit(store, make_record(night="2026-11-09"), {step: losses[step] for step in range(1, 41)})
+        command = ["parity", a.spec.run_key, b.spec.run_key, option, "40", "--store", store.url]
+
+        assert cli.run([*command, *gate]) == 2
+        error = " ".join(capsys.readouterr().err.split())
+        assert f"{option}: has no effect with --gate" in error
+        assert "Add --gate iterations" in error
+        assert cli.run([*command, "--gate", "iterations"]) == (0 if option == "--steps" else 1)
+
     def test_a_difference_without_end_is_null_in_json(
         self,
         store: DirectoryStore,
