@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -151,8 +153,30 @@ class TestMegatronLmsFiles:
         with pytest.raises(DamagedData, match="lm loss"):
             read_golden(self.content(values))
 
+    @pytest.mark.parametrize(
+        ("first", "last", "interval"),
+        [(1, 10**10, 1), (10**10, 10**10 + 10**9, 1), (1, 10**30, 1), (1, math.inf, 1), (1, 15, 0)],
+    )
+    def test_steps_that_nobody_could_list_are_refused_at_once(self, first: int, last: float, interval: int) -> None:
+        series = {"start_step": first, "end_step": last, "step_interval": interval, "values": {"1": 10.4}}
+        code = (
+            "import resource\n"
+            "from nightbridge.goldens.goldens import read_golden\n"
+            "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
+            f"read_golden({json.dumps({LOSS: series})!r})"
+        )
+
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+        assert "DamagedData: golden values: lm loss: " in found.stderr
+
 
 class TestOtherFiles:
+    def test_a_number_that_is_larger_than_any_float_is_a_step_that_was_not_recorded(self) -> None:
+        golden = read_golden(f'{{"0": {{"{LOSS}": 1{"0" * 400}}}, "1": {{"{LOSS}": 2.0}}}}')
+
+        assert (golden.metrics[LOSS], golden.not_recorded) == ({2: 2.0}, {LOSS: (1,)})
+
     @pytest.mark.parametrize(
         "text", ["", "{", b"\xff\xfe", '{"0": {"lm loss": 1.0}, "0": {"lm loss": 2.0}}', "[" * 9999]
     )
