@@ -191,6 +191,7 @@ _MAX_PICKLE_BYTES = 16 << 20
 _LEGACY_SAVE = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """How a file begins that `torch.save` wrote before torch 1.6: a number, as a pickle of its own."""
 _ARCHIVE = b"PK\3\4"
+_ALSO_OF_OTHERS = (".bin", ".ckpt")
 _TENSOR = re.compile(rb"ctorch\._utils\n_rebuild_tensor_v([23])\n")
 _TORCH_NAME = re.compile(rb"ctorch\n(\w+)\n")
 _STORAGES = {
@@ -238,6 +239,7 @@ def prove(folder: Path, files: Iterable[Path]) -> Proof:
             unchecked.append(path)
     _check_parts(folder, set(files), prover.named)
     _check_numbered(files)
+    _check_ranks(files)
     prover.unproven += [f"{path.name} has no checksum" for path in unchecked if path not in prover.named]
     return Proof(prover.extents, tuple(prover.unproven))
 
@@ -250,9 +252,13 @@ class _Prover:
         """Shards that a `.metadata` names."""
 
     def archive(self, path: Path) -> None:
-        """A file of `torch.save`."""
+        """A file of `torch.save`, or what some other program keeps under the same name."""
         with open_regular(path) as stream:
-            if stream.read(len(_LEGACY_SAVE)) == _LEGACY_SAVE:
+            begin = stream.read(len(_LEGACY_SAVE))
+            if path.suffix in _ALSO_OF_OTHERS and not begin.startswith((_ARCHIVE, _LEGACY_SAVE)):
+                self.unproven.append(f"{path.name} has no checksum")
+                return
+            if begin == _LEGACY_SAVE:
                 self.unproven.append(f"{path.name} has the format that torch had before 1.6, without checksums")
                 return
             size = stream.seek(0, 2)
@@ -337,6 +343,8 @@ _CHECKS: dict[str, Callable[[_Prover, Path], None]] = {
     ".metadata": _Prover.shards,
     "*.pt": _Prover.archive,
     "*.pth": _Prover.archive,
+    "*.bin": _Prover.archive,
+    "*.ckpt": _Prover.archive,
     "*.json": _Prover.json,
     "*.safetensors": _Prover.safetensors,
 }
@@ -357,16 +365,8 @@ def _check_parts(folder: Path, files: set[Path], named: set[Path]) -> None:
     if (folder / _MODELOPT).is_dir() and not (folder / _MODELOPT).is_symlink():
         parts.add(folder / _MODELOPT)
     for part in sorted(parts):
-        if part / ".metadata" not in files and not _is_of_other_backend(part / "metadata.json", files):
+        if part / ".metadata" not in files:
             raise DamagedData(f"{part.relative_to(folder)} has no .metadata", subject=str(part))
-
-
-def _is_of_other_backend(path: Path, files: set[Path]) -> bool:
-    """Whether a `metadata.json`, which has been found to be JSON, names a backend that writes no `.metadata`."""
-    if path not in files:
-        return False
-    content = json.loads(read_regular(path, limit=_MAX_JSON_BYTES))
-    return isinstance(content, dict) and content.get("sharded_backend", "torch_dist") != "torch_dist"
 
 
 _NUMBERED = re.compile(r"(?:pytorch_)?model-\d{5}-of-(\d{5})\.(safetensors|bin)")
@@ -385,6 +385,22 @@ def _check_numbered(files: Iterable[Path]) -> None:
         if folder not in indexed and not any(number == count for (count, _), number in found.items()):
             (count, _), number = max(found.items())
             raise DamagedData(f"{folder.name} has {number} of {count} files of weights", subject=str(folder))
+
+
+_RANKS = re.compile(r"(mp_rank|train_dataloader_dprank)_?(\d+(?:_\d+)*)(?:\.pt)?", re.ASCII)
+
+
+def _check_ranks(files: Iterable[Path]) -> None:
+    """Folders and files that bear the numbers of ranks, from 0 on: there is one for every number below the highest."""
+    ranks: dict[tuple[Path, str, int], set[int]] = defaultdict(set)
+    for path in {each for file in files for each in (file, file.parent)}:
+        if match := _RANKS.fullmatch(path.name):
+            for position, number in enumerate(match[2].split("_")):
+                ranks[path.parent, match[1], position].add(int(number))
+    for (folder, kind, _), found in ranks.items():
+        lost = next(number for number in range(len(found) + 1) if number not in found)
+        if lost < max(found):
+            raise DamagedData(f"there is no {kind} {lost}, but a {kind} {max(found)}", subject=str(folder))
 
 
 def shard_problem(folder: Path, name: str, size: int) -> str:

@@ -11,6 +11,7 @@ import shutil
 import tarfile
 import zipfile
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ import pytest
 import yaml
 
 from benchmarks.checkpoint_damage import LAYOUTS, damages, flip, folder_of, harmless
+from nightbridge.errors import DamagedData
 from nightbridge.models import CheckpointState
 from nightbridge.outputs.checkpoint_contents import BadArchive, Record, read_archive
-from nightbridge.outputs.checkpoints import checkpoint_state
+from nightbridge.outputs.checkpoints import checkpoint_state, files_below, prove_checkpoint
 from tests.builders import saved_shards, torch_files
 
 DATA = Path(__file__).parent / "data"
@@ -134,6 +136,62 @@ def test_what_else_may_lie_in_a_pt_file(tmp_path: Path, content: bytes, state: C
     path = _save(tmp_path / "step-1")
     (path / "extra.pt").write_bytes(content)
     assert checkpoint_state(path)[0] is state
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "last.ckpt", "modelopt_state.pth"])
+def test_an_archive_of_torch_is_looked_into_under_its_other_names(tmp_path: Path, name: str) -> None:
+    path = _save(tmp_path / "step-1")
+    whole = torch_files.torch_save({"weight": np.arange(100.0)})
+    for content, state in (
+        (whole, CheckpointState.VERIFIED),
+        (whole[:700], CheckpointState.DAMAGED),
+        (whole.replace(np.arange(100.0).tobytes(), bytes(800)), CheckpointState.DAMAGED),
+    ):
+        (path / name).write_bytes(content)
+        assert checkpoint_state(path)[0] is state, len(content)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"raw numbers of some other program"])
+def test_what_another_program_keeps_under_such_a_name_is_no_damage(tmp_path: Path, content: bytes) -> None:
+    path = _save(tmp_path / "step-1")
+    (path / "vocabulary.bin").write_bytes(content)
+    assert checkpoint_state(path) == (CheckpointState.UNPROVEN, "vocabulary.bin has no checksum")
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        (("00", "01", "02", "03"), ""),
+        (("00", "01", "03"), "there is no mp_rank 2, but a mp_rank 3"),
+        (("01",), "there is no mp_rank 0, but a mp_rank 1"),
+        (("00_000", "00_001", "01_000", "01_001"), ""),
+        (("00_000", "00_002", "01_000"), "there is no mp_rank 1, but a mp_rank 2"),
+        (("00_000_000", "00_000_001", "01_000_001", "01_000_002"), ""),
+    ],
+)
+def test_ranks_of_megatron_lm_have_no_gap(copy: Any, names: tuple[str, ...], missing: str) -> None:
+    path = folder_of(copy("Megatron-LM, torch"))
+    content = (path / "mp_rank_00/model_optim_rng.pt").read_bytes()
+    shutil.rmtree(path)
+    for name in names:
+        (path / f"mp_rank_{name}").mkdir(parents=True)
+        (path / f"mp_rank_{name}/model_optim_rng.pt").write_bytes(content)
+    state, reason = checkpoint_state(path)
+    assert (state, reason) == (
+        (CheckpointState.DAMAGED, missing) if missing else (CheckpointState.UNPROVEN, UNPROVEN["Megatron-LM, torch"])
+    )
+
+
+@pytest.mark.parametrize(("ranks", "state"), [((0, 1, 2), "whole"), ((0, 2), "damaged"), ((1,), "damaged")])
+def test_data_loaders_ranks_have_no_gap(copy: Any, ranks: tuple[int, ...], state: str) -> None:
+    root = copy("Bridge, common.pt")
+    loaders = root / "energon" / folder_of(root).name
+    loaders.mkdir(parents=True)
+    for rank in ranks:
+        (loaders / f"train_dataloader_dprank{rank:03d}.pt").write_bytes(torch_files.torch_save({"at": 7}))
+    files = [*files_below(folder_of(root)), *loaders.iterdir()]
+    with nullcontext() if state == "whole" else pytest.raises(DamagedData, match="there is no train_dataloader_dprank"):
+        prove_checkpoint(folder_of(root), files)
 
 
 def test_a_file_that_no_check_covers_is_named(copy: Any) -> None:
@@ -269,13 +327,6 @@ def test_shards_in_any_folder_of_a_checkpoint_have_a_metadata(copy: Any) -> None
     path = folder_of(copy("Bridge, common.pt"))
     (_save(path / "part") / ".metadata").unlink()
     assert checkpoint_state(path) == (CheckpointState.DAMAGED, "part has no .metadata")
-
-
-def test_one_of_a_backend_without_metadata_is_no_damage(copy: Any) -> None:
-    path = folder_of(copy("Bridge, common.pt"))
-    (path / "modelopt_state").mkdir()
-    (path / "modelopt_state/metadata.json").write_text('{"sharded_backend": "zarr", "sharded_backend_version": 1}')
-    assert checkpoint_state(path)[0] is CheckpointState.VERIFIED
 
 
 @pytest.mark.parametrize("target", ["/nonexistent", "../common.pt", "/etc/hostname"])
