@@ -13,6 +13,7 @@ import itertools
 import os
 import random
 import re
+import shutil
 import stat
 import threading
 import time
@@ -22,9 +23,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
-from nightbridge.files import read_model, read_regular, write_error, write_model
+from nightbridge.files import new_file, read_model, read_regular, write_atomically, write_error, write_model
 from nightbridge.harvest.manifest import MANIFEST, Manifest, read_manifest
+from nightbridge.harvest.selection import stored_save_dirs, untracked_save_dirs
 from nightbridge.models import StoredFile
+from nightbridge.outputs.checkpoints import TRACKER, TRACKERS, TRAIN_STATE
 from nightbridge.store.checksum import sha256_of_file
 from nightbridge.store.protocol import ObjectInfo, ObjectStore, checked_key
 from nightbridge.store.transfers import FILES, WORKERS, Meter, Progress, in_parallel
@@ -132,7 +135,8 @@ def fetch_run(
 
     `destination` is a folder, made when it is not there; what is in it is of this run. `on_progress` is called in this
     thread, at intervals and at the end. With `only` just one product is restored, straight into the folder: of
-    checkpoints, one that a training can load from.
+    checkpoints, one that a training can load from. Where the newest checkpoint was not stored, nor the trackers that
+    name it, they are written for the newest that was.
 
     Raises:
         InvalidInput: `destination` has something of another run in it, or another product was begun there.
@@ -147,20 +151,23 @@ def fetch_run(
     if manifest.prefix != prefix:
         what = f"its {MANIFEST} belongs to {manifest.prefix}"
         raise DamagedData(what, subject=store.url_of(prefix), advice="It was copied there in the store; fetch that run")
-    folder = FOLDERS[only] if only else ""
-    files = [file for file in manifest.files if file.path.startswith(folder)]
+    files = [file for file in manifest.files if file.path.startswith(FOLDERS[only] if only else "")]
     if not files:
         advice = "See its `left_out`, and `checkpoint` in the test's [harvest]"
         raise PermanentError(f"the run has no stored {only}", subject=store.url_of(prefix), advice=advice)
     marker, begun = destination / INCOMPLETE, f"{only} of {store.url_of(prefix)}" if only else store.url_of(prefix)
     mark = f"{begun} is not wholly here; fetch it again, or remove this folder\n"
     with _write_errors(destination):
-        _check_destination(destination, manifest, mark)
+        foreign = _foreign(destination, manifest, mark)
+    if foreign:
+        advice = "Name an empty folder, or remove what is in this one"
+        raise InvalidInput(foreign, subject=str(destination), advice=advice)
     with _write_errors(marker):
         destination.mkdir(parents=True, exist_ok=True)
         marker.write_text(mark)
         if not only:
             (destination / MANIFEST).unlink(missing_ok=True)
+    folder = _left_out(manifest, only)
     paths = [destination / checked_key(file.path.removeprefix(folder)) for file in files]
     for parent in {path.parent for path in paths}:
         with _write_errors(parent):
@@ -181,31 +188,52 @@ def fetch_run(
                     _restore(reader, pool, file, path)
 
         in_parallel(fetch, list(enumerate(files)), meter, FILES)
+    for save_dir, iteration in untracked_save_dirs(files).items():
+        _track(destination / save_dir.removeprefix(folder), iteration)
     if not only:
         write_model(destination / MANIFEST, manifest)
     marker.unlink(missing_ok=True)
     return manifest.model_copy(update={"files": tuple(files)})
 
 
-def _check_destination(destination: Path, manifest: Manifest, mark: str) -> None:
-    """Of two runs in one folder a training may load the other one's checkpoint: its tracker, or its iteration, counts.
+def _left_out(manifest: Manifest, only: Product | None) -> str:
+    """The folder that the stored paths begin with and the restored ones do not.
 
-    Raises:
-        InvalidInput: The folder has something that no fetch of this run writes, or another one has begun there.
+    A training loads from the folder that its checkpoints are in, which has a name of its own where `save_dir` is set.
     """
-    advice = "Name an empty folder, or remove what is in this one"
+    folder = FOLDERS[only] if only else ""
+    save_dirs = stored_save_dirs(manifest.files) if only == "checkpoint" else {}
+    return next(iter(save_dirs)) if len(save_dirs) == 1 else folder
+
+
+def _track(save_dir: Path, iteration: int) -> None:
+    """Name the newest checkpoint as its writer does: a training that finds none named starts from scratch."""
+    state = save_dir / f"iter_{iteration:07d}" / "train_state.pt"
+    with _write_errors(save_dir / TRACKER):
+        if state.exists():
+            with state.open("rb") as own, new_file(save_dir / TRAIN_STATE) as copy:
+                shutil.copyfileobj(own, copy)
+        write_atomically(save_dir / TRACKER, str(iteration).encode())
+
+
+def _foreign(destination: Path, manifest: Manifest, mark: str) -> str:
+    """What in a folder no fetch of this run has written, or which other one has begun there; empty when nothing is.
+
+    Of two runs in one folder a training may load the other one's checkpoint: its tracker, or its iteration, counts.
+    """
     marker = destination / INCOMPLETE
     if marker.exists() and (other := read_regular(marker, limit=CHUNK).decode(errors="replace")) != mark:
-        begun = other.partition(";")[0].strip()
-        raise InvalidInput(f"another fetch into it has not ended: {begun}", subject=str(destination), advice=advice)
+        return f"another fetch into it has not ended: {other.partition(';')[0].strip()}"
     if (destination / MANIFEST).exists() and (of := _prefix_of(destination / MANIFEST)) != manifest.prefix:
-        what = f"its {MANIFEST} is not of {manifest.prefix}, but of {of or 'something else'}"
-        raise InvalidInput(what, subject=str(destination), advice=advice)
-    ours = {file.path.removeprefix(folder) for file in manifest.files for folder in ("", *FOLDERS.values())}
+        return f"its {MANIFEST} is not of {manifest.prefix}, but of {of or 'something else'}"
+    paths = {file.path for file in manifest.files}
+    paths |= {save_dir + name for save_dir in untracked_save_dirs(manifest.files) for name in TRACKERS}
+    folders = ("", *FOLDERS.values(), _left_out(manifest, "checkpoint"))
+    ours = {INCOMPLETE, MANIFEST, *(path.removeprefix(folder) for path in paths for folder in folders)}
     for name in _names_below(destination):
-        if name not in {INCOMPLETE, MANIFEST} and name not in ours and not _TEMPORARY.fullmatch(os.path.basename(name)):
-            what = f"{name!r} in it is not of {manifest.prefix}"
-            raise InvalidInput(what, subject=str(destination), advice=advice)
+        if name not in ours and not _TEMPORARY.fullmatch(os.path.basename(name)):
+            return f"{name!r} in it is not of {manifest.prefix}"
+    return ""
 
 
 def _prefix_of(path: Path) -> str:

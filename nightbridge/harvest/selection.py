@@ -12,6 +12,7 @@ earlier/       a1/..., of each earlier attempt, but for its checkpoints  likewis
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +21,10 @@ from nightbridge.errors import DamagedData, InvalidInput, PermanentError, Transi
 from nightbridge.files import walk
 from nightbridge.harvest.manifest import LeftOut
 from nightbridge.harvest.upload import Kind, LocalFile, Unit
-from nightbridge.models import Checkpoint, CheckpointState
+from nightbridge.models import Checkpoint, CheckpointState, StoredFile
 from nightbridge.outputs.checkpoints import (
     LOADER_STATES,
+    TRACKER,
     checkpoint_size,
     prove_in_child,
     proved_state,
@@ -31,6 +33,9 @@ from nightbridge.outputs.checkpoints import (
 from nightbridge.outputs.deep_check import load_with_torch
 from nightbridge.outputs.experiment import RunOutput
 from nightbridge.store.protocol import checked_key
+
+_STORED_CHECKPOINT = re.compile(rf"(checkpoints/(?:(?!{LOADER_STATES}/)[^/]+/)*?)iter_(\d{{7,18}})/", re.ASCII)
+"""The folder that a stored checkpoint is in, and its iteration."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +62,21 @@ def files_to_store(
 def stored_path(output: RunOutput, checkpoint: Checkpoint) -> str:
     """Where a checkpoint goes, relative to the run's prefix."""
     return f"{_below(output, checkpoint.path.parent, 'checkpoints', 'checkpoints')}/{checkpoint.path.name}"
+
+
+def stored_save_dirs(files: Iterable[StoredFile]) -> dict[str, int]:
+    """The stored folders that checkpoints are in, as `checkpoints/`, each with the newest iteration there."""
+    newest: dict[str, int] = {}
+    for file in files:
+        if match := _STORED_CHECKPOINT.match(file.path):
+            newest[match[1]] = max(newest.get(match[1], 0), int(match[2]))
+    return newest
+
+
+def untracked_save_dirs(files: Sequence[StoredFile]) -> dict[str, int]:
+    """Those of `stored_save_dirs` without the tracker: it names a newer checkpoint, which could not be stored."""
+    paths = {file.path for file in files}
+    return {folder: newest for folder, newest in stored_save_dirs(files).items() if folder + TRACKER not in paths}
 
 
 def _single_files(output: RunOutput) -> Iterator[LocalFile]:

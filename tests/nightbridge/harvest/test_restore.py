@@ -3,6 +3,7 @@
 import dataclasses
 import fcntl
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,10 +17,12 @@ import pytest
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.harvest.manifest import read_manifest
 from nightbridge.harvest.restore import INCOMPLETE, Product, fetch_run, foreign_objects, verify_content, verify_run
-from nightbridge.models import StoreSettings
+from nightbridge.models import CheckpointState, StoreSettings
+from nightbridge.outputs.checkpoints import TRACKERS
 from nightbridge.store.checksum import PART_SIZE, FileSource
 from nightbridge.store.protocol import ObjectStore, open_store
 from nightbridge.store.s3 import S3Store
+from tests.builders import torch_files
 from tests.nightbridge.harvest.left_run import LeftRun, make_run
 from tests.real.s3_proxy import Answer, Request, proxy_to
 from tests.real.s3_servers import S3Server
@@ -289,8 +292,8 @@ def test_a_folder_with_another_run_in_it_is_left_as_it_is(
     """A training that loads from there takes what the tracker names, or the newest: that of either run."""
     fetch_run(directory, left.harvest(directory).prefix, tmp_path / "load", only=earlier)
     (left.job_dir / "log-account.exp_4711_0.out").rename(left.job_dir / "log-account.exp_4712_0.out")
-    (left.job_dir / "checkpoints/latest_checkpointed_iteration.txt").write_text("60")
-    output = left.output.model_copy(update={"logs": (left.job_dir / "log-account.exp_4712_0.out",)})
+    logs, checkpoints = (left.job_dir / "log-account.exp_4712_0.out",), left.output.checkpoints[:1]
+    output = left.output.model_copy(update={"logs": logs, "checkpoints": checkpoints})
     other = of_night(dataclasses.replace(left, output=output), "2026-05-05").harvest(directory).prefix
     before = files_below(tmp_path / "load")
 
@@ -354,6 +357,74 @@ def test_what_a_fetch_that_was_killed_has_left_is_no_other_runs(
     (tmp_path / "disk/iter_0000050/.metadata").write_bytes(b"of another run")
     with pytest.raises(InvalidInput, match=r"'checkpoints/iter_0000050/\.metadata' in it is not of "):
         fetch_run(directory, prefix, tmp_path / "back")
+
+
+def left_in(left: LeftRun, save_dir: Path, *, damaged: bool = False) -> LeftRun:
+    """The run with its checkpoints in another folder; the newest, which is tracked, may be damaged."""
+    if save_dir != left.job_dir / "checkpoints":
+        save_dir.parent.mkdir(parents=True, exist_ok=True)
+        (left.job_dir / "checkpoints").rename(save_dir)
+    loader = save_dir / "energon/iter_0000020"
+    loader.mkdir(parents=True)
+    (loader / "train_dataloader_dprank000.pt").write_bytes(torch_files.torch_save({"at": 20}))
+    (save_dir / "iter_0000020/train_state.pt").write_bytes(torch_files.torch_save({"step": 20}, "train_state"))
+    found = [each.model_copy(update={"path": save_dir / each.path.name}) for each in left.output.checkpoints]
+    if damaged:
+        found[1] = found[1].model_copy(update={"state": CheckpointState.DAMAGED})
+    output = left.output.model_copy(update={"checkpoints": tuple(found)})
+    return dataclasses.replace(left, output=output).with_sizes_of_now()
+
+
+def test_a_training_finds_an_older_checkpoint_that_was_stored_in_place_of_the_newest(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path
+) -> None:
+    prefix = left_in(left, left.job_dir / "checkpoints", damaged=True).harvest(directory).prefix
+    fetch_run(directory, prefix, tmp_path / "all")
+    fetch_run(directory, prefix, tmp_path / "load", only="checkpoint")
+    fetch_run(directory, prefix, tmp_path / "load", only="checkpoint")
+
+    for folder in (tmp_path / "all/checkpoints", tmp_path / "load"):
+        assert {path.name for path in folder.iterdir()} == {"energon", "iter_0000020", *TRACKERS}
+        assert (folder / "latest_checkpointed_iteration.txt").read_text() == "20"
+        state = (folder / "iter_0000020/train_state.pt").read_bytes()
+        assert (folder / "latest_train_state.pt").read_bytes() == state
+    assert not [path for path in (tmp_path / "all").rglob("*latest*") if path.parent.name != "checkpoints"]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("where", ["a1", "saved"])
+def test_checkpoints_of_a_save_dir_of_ones_own_are_restored_straight_into_the_folder(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path, where: str, damaged: bool
+) -> None:
+    save_dirs = {"a1": tmp_path / f"lustre/{left.spec.run_key}/a1", "saved": left.job_dir / "saved"}
+    prefix = left_in(left, save_dirs[where], damaged=damaged).harvest(directory).prefix
+
+    fetch_run(directory, prefix, tmp_path / "load", only="checkpoint")
+    fetch_run(directory, prefix, tmp_path / "load", only="checkpoint")
+
+    stored = {"energon", "iter_0000020"} if damaged else {"iter_0000040"}
+    assert {path.name for path in (tmp_path / "load").iterdir()} == {*stored, *TRACKERS}
+    fetch_run(directory, prefix, tmp_path / "load")
+    (folder,) = (tmp_path / "load/checkpoints").iterdir()
+    assert {path.name for path in folder.iterdir()} == {*stored, *TRACKERS}
+
+
+def test_checkpoints_of_two_folders_are_restored_into_two(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path
+) -> None:
+    shutil.copytree(left.job_dir / "checkpoints", tmp_path / "second")
+    second = (
+        each.model_copy(update={"path": tmp_path / "second" / each.path.name}) for each in left.output.checkpoints
+    )
+    found = (*left.output.checkpoints, *second)
+    both = dataclasses.replace(left, output=left.output.model_copy(update={"checkpoints": found}))
+    prefix = both.harvest(directory).prefix
+
+    fetch_run(directory, prefix, tmp_path / "load", only="checkpoint")
+
+    names = {"iter_0000040", *TRACKERS}
+    assert {path.name for path in (tmp_path / "load").iterdir()} == {*names, "second"}
+    assert {path.name for path in (tmp_path / "load/second").iterdir()} == names
 
 
 def test_a_product_that_the_run_has_not_is_said(directory: ObjectStore, left: LeftRun, tmp_path: Path) -> None:
