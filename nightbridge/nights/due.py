@@ -159,22 +159,23 @@ def _due_of(
     by_hand = sorted((night for night in recent if not night.start.slot), key=_moment)
     slots = _expected_slots(nights, morning, days)
     of_file = named.tests if named else ()
-    last = _last_before(nights, morning)
-    expected = of_file or _tests_of(last)
     stand_ins: list[Night] = []
     missing: list[DueNight] = []
     unmet = _without_night(slots, [night.start.slot for night in begun if night.start.slot])
     for slot in unmet if begun or slots else [None]:
+        last = _last_before(nights, morning, slot)
+        expected = of_file or _tests_of(last)
         free = _since(slot, [night for night in by_hand if night not in stand_ins])
         found = _stand_ins(free, expected) or free[:1]
         stand_ins += found
         if (lacking := _lacking(found, expected)) or not found:
             missing.append(_not_begun(scenario, slot, named, last, lacking))
     without: dict[str, tuple[str, ...]] = {}
+    in_none = _lacking(begun, of_file)  # two schedules may share the tests of a file
     for night in begun:
-        found = _stand_ins(_since(night.start.slot, by_hand), _lacking([night], of_file))
+        found = _stand_ins(_since(night.start.slot, by_hand), in_none)
         stand_ins += (one for one in found if one not in stand_ins)
-        without[night.start.night] = _lacking([night, *found], of_file)
+        without[night.start.night] = _lacking(found, in_none)
     return [
         *(
             DueNight(scenario=scenario, night=night, tests=without.get(night.start.night, ()))
@@ -209,10 +210,21 @@ def _tests_of(night: Night | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(known))
 
 
-def _last_before(nights: Iterable[Night], morning: Morning) -> Night | None:
-    """The newest night of the days before, scheduled if possible: one by hand may be of a few tests."""
+def _last_before(nights: Iterable[Night], morning: Morning, slot: datetime | None) -> Night | None:
+    """The newest night of the days before, if possible of the slot's own time: another schedule may have other tests.
+
+    Else scheduled if possible: one by hand may be of a few tests.
+    """
+
+    def clock(moment: datetime | None) -> time | None:
+        return moment.astimezone(morning.zone).time() if moment else None
+
+    def preference(night: Night) -> tuple[bool, bool, datetime]:
+        own = night.start.slot
+        return own is not None and clock(own) == clock(slot), own is not None, _moment(night)
+
     earlier = [night for night in nights if _moment(night) <= morning.days_before(1)]
-    return max(earlier, key=lambda night: (night.start.slot is not None, _moment(night)), default=None)
+    return max(earlier, key=preference, default=None)
 
 
 def _not_begun(

@@ -186,6 +186,13 @@ class TestNightsByHand:
 
         assert missing.tests == ("llama", "vlm")
 
+    def test_stand_in_for_a_slot_with_the_tests_that_it_had_not_those_of_another_slot(self) -> None:
+        before = [night(at(20, 22), tests=("llama",)), night(at(21, 2), tests=("vlm",))]
+        later = night(at(22, 2), tests=("vlm",))
+
+        assert shown(due(*before, later, by_hand(at(21, 23), "llama"))) == ["2026-11-21-2300", "2026-11-22-0200"]
+        assert [one.tests for one in due(*before, later) if one.night is None] == [("llama",)]
+
     def test_alone_make_nothing_expected(self) -> None:
         assert due(by_hand(at(21, 1)), by_hand(at(22, 1))) == []
 
@@ -223,6 +230,11 @@ class TestNamedScenarios:
         (whole,) = due(night(at(22, 1), tests=self.TESTS), expected=self.EXPECTED)
 
         assert (begun.tests, whole.tests) == (("broken",), ())
+
+    def test_are_due_with_the_tests_that_no_slot_of_the_day_had(self) -> None:
+        nights = [night(at(21, 22), tests=("llama",)), night(at(22, 1), tests=("broken",))]
+
+        assert [one.tests for one in due(*nights, expected=self.EXPECTED)] == [(), ()]
 
     def test_are_due_with_a_test_that_was_run_by_hand_since(self) -> None:
         nights = due(night(at(22, 1)), by_hand(at(22, 7), "broken"), expected=self.EXPECTED)
