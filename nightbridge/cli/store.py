@@ -76,10 +76,12 @@ def checkpoint(
 
     Prints for each: verified, unproven (nothing is wrong, but a part of it has no checksum), in_progress, or damaged.
     """
+    from nightbridge.config.documents import check_name
     from nightbridge.outputs.checkpoints import checkpoints_in, state_in_child
 
     if not folder.is_dir():
         raise InvalidInput("no such folder", subject=str(folder), advice="Name a checkpoint's folder")
+    check_name(folder.resolve())
     paths = checkpoints_in(folder.resolve())
     if not paths:
         advice = "Name a checkpoint's folder, or that of its iter_* folders; links are not followed"

@@ -94,13 +94,15 @@ def checkpoint_folders(save_dir: Path) -> list[Path]:
 def checkpoints_in(folder: Path) -> list[Path]:
     """The checkpoints that somebody who names a folder may mean: those in it, and the one that its tracker names.
 
-    Where neither is there it is the folder itself; none where that has no part of a checkpoint.
+    Where neither is there it is those in its `checkpoints/`, as of a run, or the folder itself; none where that has no
+    part of a checkpoint.
     """
-    tracked, iteration = _tracker(folder), tracked_iteration(folder)
-    named = [folder / RELEASE] if tracked == RELEASE else []
-    named += [] if iteration is None else [folder / f"iter_{iteration:07}"]
-    if found := sorted({*checkpoint_folders(folder), *named}, key=_iteration):
-        return found
+    for place in (folder, folder / "checkpoints"):
+        tracked, iteration = _tracker(place), tracked_iteration(place)
+        named = [place / RELEASE] if tracked == RELEASE else []
+        named += [] if iteration is None else [place / f"iter_{iteration:07}"]
+        if found := sorted({*checkpoint_folders(place), *named}, key=_iteration):
+            return found
     return [folder] if _ITERATION.fullmatch(folder.name) or _has_a_part(folder) else []
 
 
@@ -210,7 +212,8 @@ def state_in_child(path: Path) -> tuple[CheckpointState, str]:
 
 def _state(argument: bytes) -> tuple[_Judged, bytes]:
     state, reason = checkpoint_state(_Question.model_validate_json(argument).path)
-    return _Judged(state=state, reason=reason), b""
+    # A file's name may hold any bytes, and JSON does not.
+    return _Judged(state=state, reason=reason.encode(errors="backslashreplace").decode()), b""
 
 
 def prove_checkpoint(path: Path, files: Iterable[Path]) -> Proof:

@@ -1,6 +1,7 @@
 """`events`, `verify` and `fetch`: stored files and event files."""
 
 import json
+import os
 import random
 import sys
 from pathlib import Path
@@ -168,6 +169,38 @@ def test_checkpoint_of_a_folder_without_one_is_no_success(nightbridge: Program, 
 
     assert (code, out) == (2, "")
     assert f"{folder}: no checkpoint" in err
+
+
+def test_checkpoint_of_a_runs_folder_is_of_the_checkpoints_in_it(nightbridge: Program, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints" / "iter_0000010"
+    folder.mkdir(parents=True)
+    (folder / "__0_0.distcp").write_bytes(bytes(100))
+
+    code, out, _ = nightbridge("checkpoint", str(tmp_path))
+
+    assert (code, out) == (4, f"{folder}: in_progress  there is no .metadata yet\n")
+
+
+def test_checkpoint_of_a_folder_whose_path_is_not_utf8_says_so(nightbridge: Program, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"run-\xff")
+    folder.mkdir()
+
+    code, out, err = nightbridge("checkpoint", str(folder))
+
+    assert (code, out) == (2, "")
+    assert "its path is not UTF-8" in err
+
+
+def test_checkpoint_with_a_file_whose_name_is_not_utf8_is_judged(nightbridge: Program, tmp_path: Path) -> None:
+    folder = tmp_path / "step-1"
+    folder.mkdir()
+    for name, content in saved_shards({"__0_0.distcp": 4000}, random.Random(1)).items():
+        (folder / name).write_bytes(content)
+    (folder / os.fsdecode(b"notes-\xff")).write_text("no part of it")
+
+    code, out, _ = nightbridge("checkpoint", str(folder))
+
+    assert (code, out) == (0, f"{folder}: unproven  notes-\\udcff has no checksum\n")
 
 
 @pytest.mark.parametrize(("is_link", "why"), [(True, "is a link, which is not followed"), (False, "is not there")])
