@@ -249,6 +249,8 @@ def _files_below(root: Path, stored: str) -> Iterator[LocalFile]:
                 target = Path(os.path.realpath(path))
                 if not target.is_relative_to(root.resolve()):
                     raise _NotAsJudged(f"{inside} is a link to outside the checkpoint")
+                if name in folders:  # whose files would be left out
+                    raise _NotAsJudged(f"{inside} is a link to a folder")
                 path = root / target.relative_to(root.resolve())
             if name in names:
                 if not path.is_file():  # a link to itself among others

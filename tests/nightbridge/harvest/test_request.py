@@ -530,6 +530,15 @@ def test_a_link_out_of_a_checkpoint_leaves_it_out(directory: ObjectStore, left: 
     )
 
 
+def test_a_link_to_a_folder_leaves_a_checkpoint_out_rather_than_that_folder(
+    directory: ObjectStore, left: LeftRun
+) -> None:
+    (left.job_dir / "checkpoints/iter_0000040/hf").symlink_to("tokenizer")
+    record = left.harvest(directory)
+    assert any("iter_0000040: hf is a link to a folder" in line for line in record.left_out)
+    assert {path.split("/")[1] for path in objects(directory, record.prefix) if "/iter_" in path} == {"iter_0000020"}
+
+
 def test_a_log_that_is_no_file_or_has_an_impossible_name_is_left_out(directory: ObjectStore, left: LeftRun) -> None:
     gone, impossible = left.job_dir / "gone.out", left.job_dir / "log-\udcff.out"
     impossible.write_bytes(b"x")
