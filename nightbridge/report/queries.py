@@ -120,15 +120,17 @@ def history_of(
     With a run key it is the series of that run: of a sweep another point, or an earlier configuration.
 
     Raises:
-        InvalidInput: The store has no history of the test, or none of that night.
+        InvalidInput: The store has no history of the test, or none of that run or night.
         DamagedData: A row cannot be read.
     """
     found = find_series(store, test_id, cluster)
+    of_others: set[StoredSeries] = set()
     for latest in found:
         rows = read_history(store, latest.cluster, latest.series)
-        has_run = run_key is None or any(row.run_key == run_key for row in rows)
         # Ids that differ only in what a slug leaves out are found together.
-        if rows and rows[0].test_id == test_id and has_run:
+        if rows and rows[0].test_id != test_id:
+            of_others.add(latest)
+        elif rows and (run_key is None or any(row.run_key == run_key for row in rows)):
             rows = rows_until(rows, until)
             return TestHistory(
                 test_id=test_id,
@@ -136,12 +138,13 @@ def history_of(
                 series=latest.series,
                 rows=rows,
                 trends=trends(rows, decisions=read_decisions(store, latest.cluster, latest.series)),
-                others=tuple(one for one in found if one != latest),
+                others=tuple(one for one in found if one != latest and one not in of_others),
             )
     where = f"{store.url}, cluster {cluster}" if cluster else store.url
-    raise InvalidInput(
-        "no history of this test", subject=f"{run_key or test_id} in {where}", advice=like_test(store, test_id)
-    )
+    if run_key and len(of_others) < len(found):
+        advice = f"It may have died before it was stored; `nightbridge history {test_id}` shows the runs that were"
+        raise InvalidInput("no such run in the history", subject=f"{run_key} in {where}", advice=advice)
+    raise InvalidInput("no history of this test", subject=f"{test_id} in {where}", advice=like_test(store, test_id))
 
 
 def compare_stored(
@@ -195,7 +198,7 @@ def parity_page_stored(store: ObjectStore, found: "Parity", gate: "ParityGate") 
 
 def parity_html(found: "Parity", a: "pd.DataFrame", b: "pd.DataFrame", gate: "ParityGate") -> str:
     """Render one self-contained HTML page about B beside A; the headline speaks of `gate`."""
-    from nightbridge.goldens.parity import GATE_WORDS, GRAD_NORM, LEARNING_RATE, LOSS
+    from nightbridge.goldens.parity import GRAD_NORM, LEARNING_RATE, LOSS
     from nightbridge.report.charts import differences_chart, steps_chart
     from nightbridge.report.page import render_page
 
@@ -207,7 +210,7 @@ def parity_html(found: "Parity", a: "pd.DataFrame", b: "pd.DataFrame", gate: "Pa
         "parity.html.j2",
         found=found,
         tone="bad" if faults else "good",
-        headline=f"The two runs {GATE_WORDS[gate][bool(faults)]}",
+        headline=f"The two runs {found.words_of(gate)}",
         faults=faults,
         differences=differences_chart(
             [step.step for step in steps], [step.difference for step in steps], [step.limit for step in steps]

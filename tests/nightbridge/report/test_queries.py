@@ -219,8 +219,25 @@ class TestHistory:
         assert ", 2 more. `nightbridge history RUN_KEY` shows" in line
         assert (third.rows, len(third.others)) == ((rows[2],), 7)
         assert third.which_lines[0].startswith("shown: llama3-8b-000000000003, tp = 3; also there: ")
-        with pytest.raises(InvalidInput, match="no history of this test"):
+
+    def test_of_a_run_that_was_never_stored_there_is_none(
+        self, store: DirectoryStore, make_row: Callable[..., HistoryRow]
+    ) -> None:
+        put_row(store, make_row())
+
+        with pytest.raises(InvalidInput, match=r"no such run in the history.*`nightbridge history llama3-8b` shows"):
             history_of(store, "llama3-8b", run_key="llama3-8b-2026-11-09-ffffffffff")
+
+    def test_series_of_a_test_with_a_like_name_are_no_others_of_it(
+        self, store: DirectoryStore, make_row: Callable[..., HistoryRow]
+    ) -> None:
+        later = make_row(night="2026-12-01").model_copy(
+            update={"test_id": "LLAMA3 8B", "series": "llama3-8b-ffffffffffff"}
+        )
+        for row in (make_row(), later):
+            put_row(store, row)
+
+        assert history_of(store, "llama3-8b").others == ()
 
     def test_a_test_with_one_series_needs_no_word_about_it(
         self, store: DirectoryStore, make_row: Callable[..., HistoryRow]
