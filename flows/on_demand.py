@@ -12,7 +12,7 @@ from nightbridge.errors import NightbridgeError
 from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClusterField, MetricsField, NightField, RunField, StoreField, SystemField, TextField
 from nightbridge.gate.decisions import Decision, DecisionKind, StoredDecision
-from nightbridge.goldens.parity import GATE_WORDS, Parity
+from nightbridge.goldens.parity import Parity
 from nightbridge.models import ReferencePolicy, Site
 from nightbridge.prune import Policy
 from nightbridge.tasks.on_demand import (
@@ -96,7 +96,7 @@ def parity(  # noqa: D417  (`SiteChoice` describes the others)
     """
     found = compare_step_by_step(run_a, run_b, limits, site_of(system=system, store=store))
     faults = found.faults_of(gate)
-    words = "compute the same, bit for bit" if found.same_numerics else GATE_WORDS[gate][bool(faults)]
+    words = "compute the same, bit for bit" if found.same_numerics else found.words_of(gate)
     return _state(found, "Different" if faults else "Alike", [words, *faults], bad=bool(faults))
 
 

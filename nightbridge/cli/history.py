@@ -274,7 +274,6 @@ def parity(
     as_json: JsonOption = False,
 ) -> int:
     """Compare two stored runs step by step: whether they compute the same, or converge alike."""
-    from nightbridge.goldens.parity import GATE_WORDS
     from nightbridge.models import ReferencePolicy
     from nightbridge.nights.records import find_run
     from nightbridge.report.queries import parity_page_stored, parity_stored
@@ -290,7 +289,7 @@ def parity(
     faults = found.faults_of(gate)
     if page is not None:
         write_file(page, parity_page_stored(opened, found, gate).encode())
-    result = "compute the same, bit for bit" if found.same_numerics else GATE_WORDS[gate][bool(faults)]
+    result = "compute the same, bit for bit" if found.same_numerics else found.words_of(gate)
     document = {**found.model_dump(mode="json"), "gate": gate, "passed": not faults}
     show(as_json, document, lambda: [*faults, result])
     return 1 if faults else 0

@@ -4,6 +4,7 @@ Two curves are aligned by step number, never by position. A step that one of the
 reported and never passes: parity must be observed. Three gates:
 
 * *same numerics*: every value is equal to the last bit; for deterministic runs of code that should not change anything.
+  What was read from a log, which rounds, never passes: neither beside TensorBoard's nor because two logs agree.
 * *same convergence*: an exponential moving average, the mean of the tail, and the largest single step may differ by so
   much and not more. Each sees what the others miss: the average a stretch in the middle, the tail a bias that is
   smaller than the noise, the single step a spike. Correlation, cosine and Kolmogorov-Smirnov are not used: the first
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from nightbridge.models import Model, ReferencePolicy
+from nightbridge.outputs.curves import LOG_FILE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,6 +43,8 @@ GATE_WORDS: dict[ParityGate, tuple[str, str]] = {
     "iterations": ("agree at every iteration", "do not agree at every iteration"),
 }
 """How the report words two runs that pass a gate, and two that do not."""
+
+UNKNOWN_WORDS = "may compute the same: it is not known, bit for bit"
 
 LOSS, GRAD_NORM, LEARNING_RATE = "lm loss", "grad-norm", "learning-rate"
 TAGS = (LOSS, GRAD_NORM, LEARNING_RATE)
@@ -137,6 +141,18 @@ class CurveParity(Model):
     tail: float | None = Field(None, description="Relative difference of the tails' means, signed.")
     mean: float | None = Field(None, description="Mean relative difference, signed.")
     faults: tuple[str, ...] = Field((), description="Why the two do not converge alike; empty when they do.")
+    of_log: Literal["none", "some", "all"] = Field(
+        "none", description="How many of the values of both were read from a log, which rounds."
+    )
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """Why nobody knows whether the two are equal to the last bit; empty where the values say it."""
+        if self.of_log == "some":
+            return (f"{self.tag}: the log's in a part, which rounds, and TensorBoard's in another",)
+        if self.of_log == "all" and self.first_difference is None:
+            return (f"{self.tag}: the log's in both, which rounds",)
+        return ()
 
     @property
     def gaps(self) -> tuple[str, ...]:
@@ -153,8 +169,8 @@ class CurveParity(Model):
     @property
     def unequal(self) -> tuple[str, ...]:
         """Why the two are not equal to the last bit; empty when they are."""
-        if self.first_difference is None:
-            return self.gaps
+        if self.undecided or self.first_difference is None:
+            return (*self.gaps, *self.undecided)
         return (*self.gaps, f"{self.tag}: first differs at step {self.first_difference}")
 
 
@@ -182,6 +198,12 @@ class Parity(Model):
             "iterations": self.following.faults,
         }
         return (*self.faults, *found[gate])
+
+    def words_of(self, gate: ParityGate) -> str:
+        """What a gate says of the runs."""
+        faults = self.faults_of(gate)
+        undecided = {why for curve in self.curves for why in curve.undecided}
+        return UNKNOWN_WORDS if faults and undecided.issuperset(faults) else GATE_WORDS[gate][bool(faults)]
 
 
 def compare_curves(a: Curve, b: Curve, tag: str = LOSS, bands: ParityBands = DEFAULT_BANDS) -> CurveParity:
@@ -274,7 +296,8 @@ def compare_runs(
     loss is always there.
 
     Args:
-        a: The reference's scalars: columns tag, step, value and superseded, as `metrics.parquet` has them.
+        a: The reference's scalars: columns tag, step, value and superseded, as `metrics.parquet` has them, and file,
+            without which they are TensorBoard's.
         b: The other run's.
         names: What the two are called.
         policy: How far they may be apart at single iterations.
@@ -283,7 +306,8 @@ def compare_runs(
     for tag in TAGS:
         left, right = curve_of(a, tag), curve_of(b, tag)
         if left or right or tag == LOSS:
-            curves.append(compare_curves(left, right, tag))
+            found = compare_curves(left, right, tag)
+            curves.append(found.model_copy(update={"of_log": _of_log(a, b, tag)}))
     losses = curve_of(a, LOSS), curve_of(b, LOSS)
     faults = tuple(f"{name or 'a run'} has no {LOSS}" for name, loss in zip(names, losses, strict=True) if not loss)
     following = follow(*losses, policy)
@@ -294,6 +318,13 @@ def curve_of(metrics: "pd.DataFrame", tag: str) -> dict[int, float]:
     """One quantity of a run, by step; values that a resumed run wrote again are left out."""
     rows = metrics[(metrics["tag"] == tag) & ~metrics["superseded"]]
     return {int(step): float(value) for step, value in zip(rows["step"].tolist(), rows["value"].tolist(), strict=True)}
+
+
+def _of_log(a: "pd.DataFrame", b: "pd.DataFrame", tag: str) -> Literal["none", "some", "all"]:
+    """How many values of a quantity were read from a log."""
+    tables = [table[(table["tag"] == tag) & ~table["superseded"]] for table in (a, b)]
+    sources = {known for table in tables for known in (table["file"] == LOG_FILE if "file" in table else [False])}
+    return "some" if len(sources) > 1 else "all" if True in sources else "none"
 
 
 def _differences(a: Curve, b: Curve, steps: list[int], bands: ParityBands) -> dict[str, float | int | None]:

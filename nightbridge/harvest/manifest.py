@@ -95,7 +95,7 @@ def load_record(store: ObjectStore, prefix: str) -> RunRecord | None:
 
 
 def load_scalars(store: ObjectStore, prefix: str) -> "pd.DataFrame | None":
-    """Read the scalars of a stored run: tag, step, value, superseded; None when it has none.
+    """Read the scalars of a stored run: tag, step, value, superseded, and file where known; None when it has none.
 
     Raises:
         DamagedData: They are not those that were committed, or not a table of scalars.
@@ -107,9 +107,12 @@ def load_scalars(store: ObjectStore, prefix: str) -> "pd.DataFrame | None":
     _check_committed(store, prefix, METRICS, data)
     import pandas as pd
     import pyarrow as pa
+    from pyarrow import parquet
 
     try:
-        return pd.read_parquet(io.BytesIO(data), columns=["tag", "step", "value", "superseded"])
+        known = {"file"}.intersection(parquet.read_schema(io.BytesIO(data)).names)
+        columns = ["tag", "step", "value", "superseded", *known]
+        return pd.read_parquet(io.BytesIO(data), columns=columns, read_dictionary=known)
     except (pa.ArrowException, ValueError, OSError) as error:  # pyarrow has an OSError for many a damaged page
         raise DamagedData(
             "not a table of scalars", subject=store.url_of(key), advice="Harvest the run again"

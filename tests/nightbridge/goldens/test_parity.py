@@ -9,6 +9,7 @@ import pytest
 
 from nightbridge.goldens.parity import (
     LEAST_BANDS,
+    UNKNOWN_WORDS,
     CurveParity,
     calibrated,
     compare_curves,
@@ -165,6 +166,28 @@ class TestRuns:
         assert found.faults_of("numerics") == ("lm loss: first differs at step 5",)
         assert found.faults_of("convergence") == ()
         assert ["at iteration 5, +3.00 % (limit 1.5 %)" in fault for fault in found.faults_of("iterations")] == [True]
+
+    def test_what_a_log_has_rounded_is_never_the_same_bit_for_bit_nor_another(self, loss: dict[int, float]) -> None:
+        rounded = table(lm_loss={step: float(f"{value:.6E}") for step, value in loss.items()}).assign(file="log")
+        board = table(lm_loss=loss).assign(file="events.out.tfevents.1")
+
+        mixed, logs, boards = (compare_runs(*runs) for runs in ((board, rounded), (rounded, rounded), (board, board)))
+
+        assert mixed.faults_of("numerics") == (
+            "lm loss: the log's in a part, which rounds, and TensorBoard's in another",
+        )
+        assert logs.faults_of("numerics") == ("lm loss: the log's in both, which rounds",)
+        assert {found.words_of("numerics") for found in (mixed, logs)} == {UNKNOWN_WORDS}
+        assert boards.words_of("numerics") == "compute the same, bit for bit"
+        assert not mixed.faults_of("convergence")
+
+    def test_what_two_logs_have_otherwise_is_another(self, loss: dict[int, float]) -> None:
+        one, other = (table(lm_loss=curve).assign(file="log") for curve in (loss, loss | {7: 2.0}))
+
+        found = compare_runs(one, other)
+
+        assert found.faults_of("numerics") == ("lm loss: first differs at step 7",)
+        assert found.words_of("numerics") == "do not compute the same"
 
     def test_the_first_iteration_has_a_limit_of_its_own(self, loss: dict[int, float]) -> None:
         other = loss | {1: loss[1] * 1.01}

@@ -69,3 +69,16 @@ def test_scalars_that_no_manifest_names_are_read_as_they_are_or_not_at_all(store
     store.put(key, table[:4] + bytes(len(table) // 2) + table[4 + len(table) // 2 :])
     with pytest.raises(DamagedData, match="not a table of scalars"):
         load_scalars(store, "runs/a")
+
+
+def test_scalars_say_whether_they_are_a_logs(store: ObjectStore) -> None:
+    scalars = scalar_table(lm_loss={1: 2.0, 2: 1.0})
+    store.put("runs/a/metrics.parquet", scalars.assign(file=["log", "events.out.tfevents.1"]).to_parquet(index=False))
+    store.put("runs/b/metrics.parquet", scalars.to_parquet(index=False))
+
+    known, unknown = load_scalars(store, "runs/a"), load_scalars(store, "runs/b")
+
+    assert known is not None
+    assert (known["file"] == "log").tolist() == [True, False]
+    assert unknown is not None
+    assert "file" not in unknown
