@@ -114,7 +114,7 @@ def accept(
     if until:
         _check_end(until)
     cluster, series, last_night = _place_of(store, target, cluster)
-    rows = tuple(row for row in read_history(store, cluster, series) if not last_night or row.night <= last_night)
+    rows = _rows_until(last_night, read_history(store, cluster, series))
     if not rows:
         raise InvalidInput(
             "no history", subject=f"{target} on {cluster}", advice="Check the name, --cluster and --store"
@@ -200,6 +200,12 @@ def _place_of(store: ObjectStore, target: str, cluster: str) -> tuple[str, str, 
     if record is None:
         raise InvalidInput("no record of this run", subject=target, advice="Give a run key or a series")
     return record.job.cluster, record.series, record.spec.night
+
+
+def _rows_until(night: str, rows: Sequence[HistoryRow]) -> tuple[HistoryRow, ...]:
+    """The rows up to a night, in their order, which has a night whose name is no date where it was; all of no night."""
+    last = max((row.order for row in rows if row.night == night), default=night)
+    return tuple(row for row in rows if not night or row.order <= last)
 
 
 def _fault(

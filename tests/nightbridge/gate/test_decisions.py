@@ -246,6 +246,23 @@ def test_accepting_what_was_too_good_begins_with_its_first_night(
     assert found(verdicts)[-2:] == [VerdictStatus.PASSED] * 2
 
 
+def test_accepting_a_run_of_a_night_without_a_date_decides_about_that_night_and_no_later_one(
+    store: DirectoryStore,
+    slowed: Callable[..., Any],
+    make_record: Callable[..., RunRecord],
+    commit: Callable[..., RunRecord],
+) -> None:
+    _verdicts, rows = slowed(1.1, 1.1)
+    at_noon = datetime(2026, 9, 21, 12, tzinfo=UTC)  # between the last two nights
+    record = commit(store, make_record(night="upgrade-21").model_copy(update={"harvested_at": at_noon}))
+    for row in (*rows, row_of(record, None)):
+        put_row(store, row)
+
+    made = accept(store, record.spec.run_key, "baseline", who="ann", why="known")
+
+    assert made.night == "upgrade-21"
+
+
 def test_accepting_a_run_takes_cluster_series_and_night_from_it(
     store: DirectoryStore,
     slowed: Callable[..., Any],
