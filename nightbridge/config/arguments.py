@@ -265,7 +265,8 @@ def _check_choice(choice: SweepChoice, axes: Sequence[SweepAxis], findings: Find
         if table != CMD_ARGS or key.partition(".")[0] not in {*TEST_FLAGS, *NO_EFFECT, *RENAMED, *MOVED}:
             hint = meant(key or table, TEST_FLAGS)
             findings.warn(
-                ("dse_excluded_args", index), f"{prefix!r} has no effect: it is no key as cmd_args.tp is one{hint}"
+                ("dse_excluded_args", index),
+                f"{prefix!r} has no effect: it names no key of [cmd_args], as cmd_args.tp does{hint}",
             )
 
 

@@ -241,8 +241,8 @@ def _variable_axes(table: TestTable, findings: Findings) -> Iterator[SweepAxis]:
         if isinstance(values, str):
             continue
         path = ("extra_env_vars", name)
-        if SECRET_NAME.search(name) or any(
-            value.startswith(REFERENCE_PREFIXES) or holds_secret(value) for value in values
+        if any(
+            names_secret(name, value) or value.startswith(REFERENCE_PREFIXES) or holds_secret(value) for value in values
         ):
             findings.problem(path, "contains secrets, which cannot be swept over; write one")
         elif not values:
@@ -292,7 +292,9 @@ def _split_secrets(
         if not named and not holds_secret(value):
             variables[name] = value
             if value and SECRET_NAME.search(name):
-                findings.warn(path, "is passed on as it is written, for it looks like no secret; write one as env:NAME")
+                findings.warn(
+                    path, "is passed on as written, since its value does not look like a secret; write one as env:NAME"
+                )
         elif not named and expands(value):
             # Only a command in the container fills such a value in, and every command is in the launcher's arguments.
             variables[name] = value

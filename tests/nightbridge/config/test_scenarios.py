@@ -140,7 +140,7 @@ def test_an_unknown_key_is_reported_with_its_line_and_the_nearest_known_one(writ
         (TEST + 'profiling_ranks = "0-3"\n', "cmd_args.profiling_ranks: must be a whole number or a list of them"),
         (TEST + "lr = nan\n", "cmd_args.lr: must be a finite number"),
         (TEST + "[extra_env_vars]\nA = []\n", "extra_env_vars.A: is an empty list"),
-        (TEST + '[extra_env_vars]\nA_TOKEN = ["1", "2"]\n', "extra_env_vars.A_TOKEN: contains secrets"),
+        (TEST + '[extra_env_vars]\nA_TOKEN = ["first-one", "second-one"]\n', "extra_env_vars.A_TOKEN: contains secrets"),
         (TEST + "[extra_env_vars]\nA = [1]\n", "extra_env_vars.A: must be text, in quotes"),
         (TEST + "[extra_env_vars]\nA = 1\n", "extra_env_vars.A: must be text, in quotes"),
         (HEAD + BRIDGE, "cmd_args: is required"),
@@ -397,7 +397,7 @@ def test_a_switch_or_a_number_is_no_secret_whatever_its_name(write: Write, name:
 
     (test,) = scenario.tests
     assert (test.extra_env_vars, test.secrets) == ({name: value}, {})
-    assert f"extra_env_vars.{name}: is passed on as it is written" in "".join(scenario.warnings)
+    assert f"extra_env_vars.{name}: is passed on as written" in "".join(scenario.warnings)
 
 
 TOKEN = "ghp_" + "verysecret0" * 4
@@ -437,6 +437,12 @@ def test_a_secret_beside_what_the_job_fills_in_is_reported(write: Write) -> None
 
     assert set(scenario.tests[0].extra_env_vars) == {"OURS"}
     assert any("OURS: contains a secret, which process lists and logs" in warning for warning in scenario.warnings)
+
+
+def test_a_switch_that_is_named_like_a_secret_is_swept_over(write: Write) -> None:
+    scenario = config.load(write(TEST + '[extra_env_vars]\nHF_HUB_DISABLE_IMPLICIT_TOKEN = ["0", "1"]\n'))
+    [axis] = scenario.tests[0].axes
+    assert (axis.field, axis.values) == ("extra_env_vars.HF_HUB_DISABLE_IMPLICIT_TOKEN", ("0", "1"))
 
 
 def test_secrets_are_not_swept_over_whatever_their_names(write: Write) -> None:
