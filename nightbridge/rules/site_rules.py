@@ -145,7 +145,7 @@ def _absolute(run: RuleContext) -> Iterator[str]:
     for field in _FOLDERS.split():
         path = str(run.args.get(field) or "")
         if path and not _ABSOLUTE.match(path):
-            yield f"cmd_args.{field} = {path!r} is no absolute path; write it whole, from / on"
+            yield f"cmd_args.{field} = {path!r} is not an absolute path; write the full path"
 
 
 @rule("mount-syntax", _PYXIS, ("extra_container_mounts", "git_repos"))
@@ -156,7 +156,7 @@ def _mounts(run: RuleContext) -> Iterator[str]:
             yield f"extra_container_mounts: {mount!r} is not of the form HOST_PATH:/CONTAINER_PATH[:flags]"
     for repository in run.test.git_repos:
         if (at := repository.mount_as) and not re.fullmatch(r"/[^\s:,]*", at):
-            yield f"git_repos: mount_as = {at!r} is no absolute path without white space, colon or comma; write one"
+            yield f"git_repos: mount_as = {at!r} must be an absolute path without white space, colon or comma"
 
 
 @rule("pin-syntax", "git check-ref-format", ("git_repos", "nemo_run_repo"))

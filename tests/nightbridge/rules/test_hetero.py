@@ -125,7 +125,7 @@ def test_there_is_a_sample_of_each_published_topology() -> None:
             "grid-fills-nodes",
             "x 2 for its weight shards = 128 GPUs",
         ),
-        (make_test({"load_dir": "~/old"}), "path-absolute", "is no absolute path"),
+        (make_test({"load_dir": "~/old"}), "path-absolute", "is not an absolute path"),
         (make_test({"load_dir": "/old"}), "resumes", "from /old, where another one ended"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

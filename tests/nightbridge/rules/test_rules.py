@@ -191,7 +191,7 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("mount-syntax", {}, {"extra_container_mounts": ("/a:b",)}, "HOST_PATH:/CONTAINER_PATH"),
     ("time-limit-syntax", {}, {"time_limit": "soon"}, "HH:MM:SS"),
     ("one-cluster", {"additional_slurm_params": "qos=high;clusters=other"}, {}, "sends the job to another cluster"),
-    ("path-absolute", {"save_dir": "ckpt"}, {}, "cmd_args.save_dir = 'ckpt' is no absolute path; write it whole"),
+    ("path-absolute", {"save_dir": "ckpt"}, {}, "save_dir = 'ckpt' is not an absolute path; write the full path"),
     ("path-absolute", {"load_dir": "~/old"}, {}, "cmd_args.load_dir"),
     (
         "data-needs",
