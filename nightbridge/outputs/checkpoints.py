@@ -364,7 +364,8 @@ def _is_copied(path: Path) -> bool:
 def _judge(path: Path, iteration: int) -> tuple[CheckpointState, str]:
     settings, problem = _read_config(path / "run_config.yaml")
     tracked = iteration if _tracker(path.parent) == path.name == RELEASE else tracked_iteration(path.parent)
-    of_bridge = tracked is None or _has_parts_of_bridge(path)
+    begun = (path.parent / TRACKER).exists() and _tracker(path.parent) != RELEASE
+    of_bridge = (tracked is None and not begun) or _has_parts_of_bridge(path)
     legacy = any(path.glob("mp_rank_*/*.pt")) and not _is_file(path / ".metadata")
     # In the order of writing.
     needed = {
@@ -375,8 +376,9 @@ def _judge(path: Path, iteration: int) -> tuple[CheckpointState, str]:
         "run_config.yaml": of_bridge,
     }
     there = {name: _is_file(path / name) for name in needed}
-    # A tracker that is empty, as a kill leaves it, names none: that it was written once shows in the part after it.
-    there[TRACKER] = there["run_config.yaml"] if tracked is None else tracked >= iteration
+    # A tracker that is empty, as a kill leaves it, names none: that the writer came so far shows in the part after it,
+    # and where it is itself the last part, in that it is there.
+    there[TRACKER] = (there["run_config.yaml"] or not of_bridge) if tracked is None else tracked >= iteration
     for number, name in enumerate(needed):
         if needed[name] and not there[name]:
             missing = _missing(name, tracked)

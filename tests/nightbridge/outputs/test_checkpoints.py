@@ -160,12 +160,24 @@ class TestMegatronLM:
         (tmp_path / "latest_train_state.pt").write_bytes(b"of a later iteration")
         assert layout_state(path) == (COMPLETE, "")
 
-    @pytest.mark.parametrize("tracker", ["", None], ids=["empty", "absent"])
-    def test_one_without_a_tracker_is_not_complete(self, tmp_path: Path, write: Any, tracker: Any) -> None:
-        path = write(tmp_path, tracker="").rename(tmp_path / "release")
-        if tracker is None:
-            (tmp_path / TRACKER).unlink()
+    @pytest.mark.parametrize("name", ["iter_0000010", "release"])
+    def test_one_without_a_tracker_is_not_complete(self, tmp_path: Path, write: Any, name: str) -> None:
+        path = write(tmp_path).rename(tmp_path / name)
+        (tmp_path / TRACKER).unlink()
         assert layout_state(path)[0] is IN_PROGRESS
+
+    def test_one_that_the_tracker_does_not_name_yet_is_not_complete(self, tmp_path: Path, write: Any) -> None:
+        assert layout_state(write(tmp_path, tracker="release"))[0] is IN_PROGRESS
+
+    @pytest.mark.parametrize("tracker", ["", "\0\0"], ids=["empty", "zeros"])
+    def test_a_save_that_is_killed_within_the_tracker_leaves_all_of_them_complete(
+        self, tmp_path: Path, write: Any, tracker: str
+    ) -> None:
+        """It writes the tracker last, so that even the newest is there as a whole."""
+        write(tmp_path, 10)
+        write(tmp_path, 20, tracker=tracker)
+        (write(tmp_path, 30, tracker=tracker) / ".metadata").unlink()
+        assert [found.state for found in find_checkpoints(tmp_path)] == [COMPLETE, COMPLETE, DAMAGED]
 
     def test_a_release_with_a_missing_part_is_damaged(self, tmp_path: Path, write: Any) -> None:
         path = write(tmp_path, tracker="release").rename(tmp_path / "release")
