@@ -175,6 +175,7 @@ OF_THE_MACHINE = re.compile(
     r"|error: timeout|socket has failed|[Aa]ddress already in use|name resolution|Name or service not known|Network is "
     r"|(?i:\b(?:CUDA|cuBLAS|cuDNN|NCCL) error)|nccl\w+Error|CUDA unknown error|CUDA driver|cudaError"
     r"|(?:CUDNN|CUBLAS|CUSOLVER)_STATUS|No CUDA GPUs|NVIDIA driver|NVML|killed by signal"
+    r"|NCCL communicator was aborted|cudaGetDeviceCount|No space left on device"
     r"|(?:Input/output|Remote I/O) error|Stale file handle|(?i:transport endpoint)"
     r"|Service Unavailable|Bad Gateway|Too Many Requests|Server Error"
 )

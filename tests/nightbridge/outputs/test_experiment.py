@@ -170,6 +170,9 @@ OF_THE_MACHINE = (
     "[rank3]: For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
     f"{_TRACEBACK}torch.distributed.DistNetworkError: The client socket has failed to connect to n1:29500.",
     f"{_TRACEBACK}RuntimeError: Socket Timeout",
+    f"{_TRACEBACK}RuntimeError: NCCL communicator was aborted on rank 3.",
+    f"{_TRACEBACK}RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+    f"{_TRACEBACK}OSError: [Errno 28] No space left on device",
     f"{_TRACEBACK}OSError: [Errno 116] Stale file handle: '/lustre/data'",
     f"{_TRACEBACK}OSError: We couldn't connect to 'https://huggingface.co' to load this file",
     "[rank3]: Traceback (most recent call last):\n[rank3]: ConnectionResetError: [Errno 104] Connection reset by peer\n"
