@@ -48,7 +48,7 @@ def _from_block(name: str, block_value: BlockValue | None) -> str:
 def _from_toml(name: str, _: BlockValue | None) -> str:
     file, _hash, dotted = name.rpartition("#")  # a folder may be called C#, and no key is
     try:
-        table: object = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+        table: object = tomllib.loads(Path(file).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         advice = "Fix it, or start a new run"
         raise InvalidInput("cannot read the file that holds this secret", subject=name, advice=advice) from error

@@ -33,6 +33,13 @@ def test_a_secret_in_a_toml_file(tmp_path: Path, key: str) -> None:
     assert resolve_secret(SecretRef(source="toml", name=f"{file}#{key}")) == TOKEN
 
 
+def test_a_secret_in_a_file_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "test.toml"
+    file.write_text(f'hf_token = "{TOKEN}"\n', encoding="utf-8-sig")
+
+    assert resolve_secret(SecretRef(source="toml", name=f"{file}#hf_token")) == TOKEN
+
+
 @pytest.mark.parametrize("key", ["cmd_args.nowhere", "cmd_args", "cmd_args.hf_token.deeper", "Tests.5.x", ""])
 def test_a_key_that_is_gone_is_named(tmp_path: Path, key: str) -> None:
     file = tmp_path / "test.toml"
