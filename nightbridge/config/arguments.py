@@ -67,8 +67,10 @@ def read_secret(value: str, path: KeyPath, findings: Findings, *, variable: str 
     if value.startswith(REFERENCE_PREFIXES):
         kind, _, name = value.partition(":")
         ref = SecretRef.model_validate({"source": kind, "name": name.strip()})
-        if not ref.name:
-            findings.problem(path, f"is not a valid secret reference; write env:{variable} or block:NAME")
+        if not ref.name or (ref.source == "toml" and not all(ref.name.rpartition("#"))):
+            findings.problem(
+                path, f"is not a valid secret reference; write env:{variable}, block:NAME or toml:FILE#KEY"
+            )
             return None
         return _with_whole_path(ref, layer.document.path) if ref.source == "toml" else ref
     findings.warn(path, "the file contains a token; prefer env:NAME or block:NAME, or set only the variable")
