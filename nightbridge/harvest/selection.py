@@ -249,13 +249,23 @@ def _files_below(root: Path, stored: str) -> Iterator[LocalFile]:
                 target = Path(os.path.realpath(path))
                 if not target.is_relative_to(root.resolve()):
                     raise _NotAsJudged(f"{inside} is a link to outside the checkpoint")
-                if name in folders:  # whose files would be left out
-                    raise _NotAsJudged(f"{inside} is a link to a folder")
                 path = root / target.relative_to(root.resolve())
+                if name in folders:
+                    yield from _linked_files(path, f"{stored}/{inside}")
             if name in names:
                 if not path.is_file():  # a link to itself among others
                     raise _NotAsJudged(f"{inside} is not a regular file")
                 yield LocalFile(str(path), f"{stored}/{inside}", "checkpoint")
+
+
+def _linked_files(target: Path, stored: str) -> Iterator[LocalFile]:
+    """The files of a folder that a link beside it leads to, below the link's name, too."""
+    for folder, folders, names in walk(target):
+        for path in (folder / name for name in (*sorted(folders), *sorted(names))):
+            if path.is_symlink():  # to the folder that the first one lies in, among others
+                raise _NotAsJudged(f"{path.name} is a link in a folder that another link leads to")
+            if path.is_file():
+                yield LocalFile(str(path), f"{stored}/{path.relative_to(target).as_posix()}", "checkpoint")
 
 
 def _folder_of(output: RunOutput, path: Path) -> Path:

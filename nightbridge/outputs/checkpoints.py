@@ -221,7 +221,7 @@ def prove_checkpoint(path: Path, files: Iterable[Path]) -> Proof:
 
     Errors are those of `prove`.
     """
-    files = sorted(files)
+    files = sorted(set(files))
     own, copied = path / "train_state.pt", path.parent / TRAIN_STATE
     if {own, copied} <= set(files) and not _is_copied(path):
         raise DamagedData(f"{copied.name} is not a copy of {own.name}", subject=str(copied))

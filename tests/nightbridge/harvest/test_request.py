@@ -530,12 +530,26 @@ def test_a_link_out_of_a_checkpoint_leaves_it_out(directory: ObjectStore, left: 
     )
 
 
-def test_a_link_to_a_folder_leaves_a_checkpoint_out_rather_than_that_folder(
+def test_what_a_link_within_a_checkpoint_leads_to_is_stored_below_both_names(
     directory: ObjectStore, left: LeftRun
 ) -> None:
-    (left.job_dir / "checkpoints/iter_0000040/hf").symlink_to("tokenizer")
+    folder = left.job_dir / "checkpoints/iter_0000040"
+    (folder / "common.pt").write_bytes(torch_files.torch_save({"iteration": 40}))
+    (folder / "hf").symlink_to("tokenizer")
+    (folder / "same.pt").symlink_to("common.pt")
+
+    record = left.with_sizes_of_now().harvest(directory)
+
+    assert {checkpoint.iteration: checkpoint.state for checkpoint in record.checkpoints}[40] != "damaged"
+    stored = [path for path in objects(directory, record.prefix) if "/iter_0000040/" in path]
+    names = {path.partition("iter_0000040/")[2] for path in stored}
+    assert {"common.pt", "same.pt", "hf/vocab file.json", "tokenizer/vocab file.json"} <= names
+
+
+def test_a_link_to_the_folder_that_it_lies_in_leaves_a_checkpoint_out(directory: ObjectStore, left: LeftRun) -> None:
+    (left.job_dir / "checkpoints/iter_0000040/tokenizer/hf").symlink_to("..")
     record = left.harvest(directory)
-    assert any("iter_0000040: hf is a link to a folder" in line for line in record.left_out)
+    assert any("hf is a link in a folder that another link leads to" in line for line in record.left_out)
     assert {path.split("/")[1] for path in objects(directory, record.prefix) if "/iter_" in path} == {"iter_0000020"}
 
 
