@@ -188,7 +188,7 @@ def _new_plan(
         # From here on, so that the loss of this host is noticed even before the plan is kept.
         process.enter_context(alive(site.workspace, str(flow_run.id)))
         wanted = read_scenario(scenario, tests)
-        chosen = own_night(chosen, wanted.name, site)
+        chosen = own_night(chosen, wanted, site)
         decided = chosen.night
         if tests:
             check_same_tests(wanted, chosen.night, site)

@@ -144,21 +144,25 @@ def read_scenario(path: str, tests: Sequence[str] = ()) -> Scenario:
     return config.only_tests(scenario, tests) if tests else scenario
 
 
-def own_night(chosen: ChosenNight, scenario: str, site: Site) -> ChosenNight:
-    """The night with an id that no other slot has taken: another deployment's, or one of before the schedule was moved.
+def own_night(chosen: ChosenNight, scenario: Scenario, site: Site) -> ChosenNight:
+    """The night with an id that is not taken: by another deployment's slot, or one of before the schedule was moved.
+
+    Deployments that begin other tests of a scenario in the same slot have a night each.
 
     Raises:
         InvalidInput: Another cluster has the night in this store.
     """
     names = _possible_nights(chosen)
-    found, earlier = _read_night(chosen, next(names), scenario, site)
-    while earlier is not None and _is_other_slot(earlier.slot, chosen.slot):
-        run_log().info("night %s is that of the slot at %s", found.night, earlier.slot)
-        found, earlier = _read_night(chosen, next(names), scenario, site)
+    found, earlier = _read_night(chosen, next(names), scenario.name, site)
+    while earlier is not None and (
+        _is_other_slot(earlier.slot, chosen.slot) or _is_of_other_tests(earlier, chosen.slot, scenario, site)
+    ):
+        run_log().info("night %s is that of the slot at %s %s", found.night, earlier.slot, earlier.deployment)
+        found, earlier = _read_night(chosen, next(names), scenario.name, site)
     if earlier is not None and earlier.cluster != site.cluster.name:
         raise InvalidInput(
             f"the store has this night already, of cluster {earlier.cluster}, not of {site.cluster.name}",
-            subject=f"{scenario}, night {found.night}",
+            subject=f"{scenario.name}, night {found.night}",
             advice="Give each cluster a store of its own, such as a prefix in the store's URL, or the night another id",
         )
     return found
@@ -182,6 +186,19 @@ def _is_other_slot(one: datetime | None, other: datetime | None) -> bool:
     return one is not None and other is not None and one.astimezone(UTC) != other.astimezone(UTC)
 
 
+def _is_of_other_tests(earlier: NightStart, slot: datetime | None, scenario: Scenario, site: Site) -> bool:
+    """Whether another deployment on this cluster began a night of the slot, with tests that this one leaves out."""
+    is_others = slot is not None and deployment.name and earlier.deployment not in ("", deployment.name)
+    return bool(is_others and earlier.slot and earlier.cluster == site.cluster.name and _left_out(scenario, earlier))
+
+
+def _left_out(scenario: Scenario, earlier: NightStart) -> list[str]:
+    """The tests of a night that are not among those that are wanted now."""
+    wanted = {*(test.id for test in scenario.tests), *(test.id for test in scenario.invalid)}
+    known = (*(test.test_id for test in earlier.tests), *earlier.invalid)
+    return [test for test in dict.fromkeys(known) if test not in wanted]
+
+
 def check_same_tests(scenario: Scenario, night: str, site: Site) -> None:
     """Refuse some tests under the id of a night that has others: its record and its report would forget these.
 
@@ -189,9 +206,7 @@ def check_same_tests(scenario: Scenario, night: str, site: Site) -> None:
         InvalidInput: It has.
     """
     earlier = patiently(lambda: read_start(store_of(site), night, scenario.name))
-    known = [*(test.test_id for test in earlier.tests), *earlier.invalid] if earlier else []
-    wanted = {*(test.id for test in scenario.tests), *(test.id for test in scenario.invalid)}
-    if others := [test for test in dict.fromkeys(known) if test not in wanted]:
+    if earlier and (others := _left_out(scenario, earlier)):
         raise InvalidInput(
             f"this night has other tests, too: {', '.join(others)}",
             subject=f"{scenario.name}, night {night}",

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 from zoneinfo import ZoneInfo
 
@@ -10,10 +11,11 @@ from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, State, S
 from prefect.client.schemas.schedules import CronSchedule
 
 from nightbridge.errors import InvalidInput
-from nightbridge.models import Site
-from nightbridge.nights.records import NightStart, checked_night, record_start
+from nightbridge.models import Scenario, Site
+from nightbridge.nights.records import NightStart, NightTest, checked_night, record_start
 from nightbridge.store.protocol import open_store
 from nightbridge.tasks.night import ChosenNight, NightSkipped, check_catch_up, night_of_schedule, own_night, retried_at
+from tests.builders import make_test
 
 BERLIN = "Europe/Berlin"
 
@@ -85,7 +87,10 @@ def test_a_deployment_made_again_since_still_gives_the_date_in_its_zone() -> Non
 # --- what the store has under a night's id ----------------------------------------------------------------------------
 
 
-def begun(site: Site, night: str, slot: datetime | None, cluster: str = "local") -> None:
+NIGHTLY = Scenario(name="nightly", tests=())
+
+
+def begun(site: Site, night: str, slot: datetime | None, cluster: str = "local", **fields: Any) -> None:
     start = NightStart(
         night=night,
         scenario="nightly",
@@ -93,6 +98,7 @@ def begun(site: Site, night: str, slot: datetime | None, cluster: str = "local")
         workspace=site.workspace,
         begun_at=datetime.now(UTC),
         slot=slot,
+        **fields,
     )
     record_start(open_store(site.store_settings), start)
 
@@ -103,20 +109,36 @@ def test_a_slot_of_another_deployment_or_of_a_schedule_that_was_moved_is_a_night
     one, other = (night(datetime(2026, 11, 21, hour, tzinfo=UTC), schedule(f"0 {hour + 1} * * *")) for hour in (0, 12))
     begun(site, one.night, one.slot)
 
-    again, second = (own_night(chosen, "nightly", site) for chosen in (one, other))
+    again, second = (own_night(chosen, NIGHTLY, site) for chosen in (one, other))
 
     assert (again.night, second.night) == ("2026-11-21", "2026-11-21-1300")
     begun(site, second.night, second.slot)
-    assert own_night(other, "nightly", site) == second  # as where its flow run is started once more
+    assert own_night(other, NIGHTLY, site) == second  # as where its flow run is started once more
     in_new_york = night(datetime(2026, 11, 21, 18, tzinfo=UTC), schedule("0 13 * * *", "America/New_York"))
-    assert own_night(in_new_york, "nightly", site).night == "2026-11-21-1300-2"
-    assert own_night(other, "another", site) == other
+    assert own_night(in_new_york, NIGHTLY, site).night == "2026-11-21-1300-2"
+    assert own_night(other, Scenario(name="another", tests=()), site) == other
+
+
+def test_deployments_of_other_tests_of_a_scenario_have_a_night_each_in_the_same_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, chosen = Site(workspace=tmp_path), night(datetime(2026, 11, 21, tzinfo=UTC), schedule("0 1 * * *"))
+    tests = (NightTest(test_id="llama", run_key="llama-0123456789"),)
+    begun(site, chosen.night, chosen.slot, deployment="dense", tests=tests)
+
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__NAME", "sparse")
+    other = own_night(chosen, NIGHTLY, site)
+    whole = own_night(chosen, Scenario(name="nightly", tests=(make_test(id="llama"),)), site)
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__NAME", "dense")
+    again = own_night(chosen, NIGHTLY, site)
+
+    assert (other.night, whole, again) == ("2026-11-21-0100", chosen, chosen)
 
 
 def test_a_night_by_hand_goes_on_with_the_night_whose_id_it_was_given(tmp_path: Path) -> None:
     site, chosen = Site(workspace=tmp_path), ChosenNight(night="2026-11-21")
     begun(site, chosen.night, datetime(2026, 11, 21, tzinfo=UTC))
-    assert own_night(chosen, "nightly", site) == chosen
+    assert own_night(chosen, NIGHTLY, site) == chosen
 
 
 @pytest.mark.parametrize("slot", [None, datetime(2026, 11, 21, tzinfo=UTC)])
@@ -126,7 +148,7 @@ def test_a_night_of_another_cluster_in_the_same_store_is_refused_before_anything
     site = Site(workspace=tmp_path)
     begun(site, "2026-11-21", slot, cluster="ada")
     with pytest.raises(InvalidInput, match=r"the store has this night already, of cluster ada.*store of its own"):
-        own_night(ChosenNight(night="2026-11-21", slot=slot), "nightly", site)
+        own_night(ChosenNight(night="2026-11-21", slot=slot), NIGHTLY, site)
 
 
 # --- nights that could not begin in time -----------------------------------------------------------------------------
