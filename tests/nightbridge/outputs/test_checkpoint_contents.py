@@ -347,6 +347,23 @@ def test_a_checkpoint_with_the_training_state_of_another_iteration_is_damaged(co
     assert checkpoint_state(root / "iter_0000020") == (CheckpointState.DAMAGED, "train_state.pt is of iteration 10")
 
 
+@pytest.mark.parametrize("step", [10, 20])
+def test_a_step_of_32_bits_as_megatron_bridge_wrote_it_before_is_read(copy: Any, step: int) -> None:
+    content = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(torch_files.torch_save({"step": np.array(step)}, "train_state"))) as long,
+        zipfile.ZipFile(content, "w") as integer,
+    ):
+        for name in long.namelist():
+            data = long.read(name).replace(b"LongStorage", b"IntStorage")
+            integer.writestr(name, data[:4] if name.endswith("data/0") else data)
+    root = copy("Bridge, common.pt")
+    for path in (folder_of(root) / "train_state.pt", root / "latest_train_state.pt"):
+        path.write_bytes(content.getvalue())
+    expected = CheckpointState.VERIFIED if step == 10 else CheckpointState.DAMAGED
+    assert checkpoint_state(folder_of(root))[0] is expected
+
+
 @pytest.mark.parametrize(
     ("content", "state"),
     [
