@@ -57,7 +57,8 @@ def note_search(search_id: str, site: Site) -> None:
 
 def _note(workspace: Path, note: Path) -> None:
     open_workspace(workspace)
-    create_exclusively(note, b"")
+    if not create_exclusively(note, b""):
+        note.touch()  # which flow run began a search last counts
 
 
 def noted_searches(flow_run: FlowRun, site: Site) -> list[Path]:
@@ -68,18 +69,26 @@ def noted_searches(flow_run: FlowRun, site: Site) -> list[Path]:
 def cancel_searches(flow_run: FlowRun, site: Site) -> None:
     """Cancel the jobs of the searches that a flow run works on: bisects, attributions with their descents, trials.
 
-    Their ids are in the names of the runs' folders. Other searches of the same test are other people's.
+    Their ids are in the names of the runs' folders. Other searches of the same test are other people's, and so is one
+    that another flow run has taken up since.
 
     Raises:
         StatusUnknown: A job may live on. What could be cancelled is.
     """
     notes = noted_searches(flow_run, site)
-    names = [folder.name for note in notes for folder in (site.workspace / "runs").glob(f"*-{note.name}-*")]
+    own = [note for note in notes if not _is_taken_up(note)]
+    names = [folder.name for note in own for folder in (site.workspace / "runs").glob(f"*-{note.name}-*")]
     unfinished = [name for name in sorted(names) if not _is_over(name, site.workspace)]
     subject = ", ".join(note.name for note in notes) or f"searches of {flow_run.name}"
     cancel_runs(subject, unfinished, site)
     for note in notes:
         note.unlink(missing_ok=True)
+
+
+def _is_taken_up(note: Path) -> bool:
+    """Whether another flow run has begun to work on the search of a note later."""
+    every = sorted((each.stat().st_mtime_ns, each) for each in note.parents[1].glob(f"*/{note.name}"))
+    return bool(every) and every[-1][1] != note
 
 
 def _is_over(run_key: str, workspace: Path) -> bool:

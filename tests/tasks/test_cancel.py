@@ -1,6 +1,7 @@
 """When a cancellation is recorded as done: with a Slurm that answers, and with one that does not."""
 
 import logging
+import os
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -179,6 +180,28 @@ def test_a_search_is_noted_until_no_job_of_it_can_live_on(
     answers(True)
     cancel_searches(flow_run, plan.site)
     assert not noted_searches(flow_run, plan.site)
+
+
+def test_a_search_that_another_flow_run_has_taken_up_since_goes_on(
+    plan: NightPlan, answers: Answer, flow_run: FlowRun, works_on: WorksOn
+) -> None:
+    """Slurm did not answer the cancellation, and the search was started again before it was repeated."""
+    _begun(plan.site, "dense", "n1-bisect-1")
+    works_on("n1-bisect-1")
+    (note,) = noted_searches(flow_run, plan.site)
+    later = note.parents[1] / str(uuid4()) / note.name
+    later.parent.mkdir()
+    later.touch()
+    os.utime(note, (1, 1))
+    answers(False)
+
+    cancel_searches(flow_run, plan.site)
+    assert (note.exists(), later.exists()) == (False, True)
+
+    os.utime(later, (0, 0))
+    works_on("n1-bisect-1")
+    with pytest.raises(StatusUnknown):
+        cancel_searches(flow_run, plan.site)
 
 
 @pytest.mark.parametrize("flow", [bisect_flow, attribute_flow, try_flow], ids=lambda flow: flow.name)
