@@ -38,6 +38,13 @@ NOT_IN_ENVIRONMENT = (
     *("*_CACHE", "*_CACHE_DIR", "*_CACHE_PATH", "*_LOG_DIR"),
 )
 
+# Up to 0.2 every variable that is named like a secret was one, a switch or a number as well.
+_NAMED_LIKE_SECRETS = tuple(
+    f"{before}{name}"
+    for name in ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS")
+    for before in ("", "*_")
+)
+
 ONLY_LOGGED = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES")
 
 # Patterns of Megatron-Bridge's overrides, without Hydra's `+` and `++`.
@@ -86,7 +93,9 @@ def series_id(spec: RunSpec, cluster_name: str) -> str:
 def former_series_id(spec: RunSpec, cluster_name: str) -> str:
     """The name that the series of a run had up to 0.2, where it depended on how the configuration was written."""
     left_out = tuple(name for name in NOT_IN_ARGUMENTS if name != "gpus_per_node")
-    return _named(spec, cluster_name, _without(spec.test.cmd_args, left_out), NOT_IN_ENVIRONMENT)
+    return _named(
+        spec, cluster_name, _without(spec.test.cmd_args, left_out), (*NOT_IN_ENVIRONMENT, *_NAMED_LIKE_SECRETS)
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -283,6 +283,19 @@ def test_a_series_keeps_its_name_where_the_same_configuration_had_another_one(
     assert len(list(store.list("aliases"))) == 1
 
 
+def test_a_series_keeps_its_name_where_a_switch_was_taken_for_a_secret(
+    store: DirectoryStore, make_row: Callable[..., HistoryRow], make_spec: Callable[..., RunSpec]
+) -> None:
+    spec = make_spec()
+    test = spec.test.model_copy(update={"extra_env_vars": {"HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "TOKEN": "2"}})
+    switched = spec.model_copy(update={"test": test})
+    former = former_series_id(spec, "dgx")
+    put_row(store, make_row().model_copy(update={"series": former}))
+
+    assert series_id(switched, "dgx") not in (former, series_id(spec, "dgx"))
+    assert series_of(store, switched, "dgx") == former
+
+
 def test_a_series_without_history_has_its_own_name_and_no_alias(
     store: DirectoryStore, make_spec: Callable[..., RunSpec]
 ) -> None:
