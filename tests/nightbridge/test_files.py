@@ -397,12 +397,14 @@ OF_JOBS = (
 )
 OTHERS = [
     "harvest/restore.py: open",  # what it writes itself
+    "harvest/restore.py: open",  # what it has restored
     "locking.py: read_text",  # /proc
     "locking.py: read_text",
     "nights/prefect_api.py: read_text",  # Prefect's settings
     "outputs/deep_check.py: read_bytes",  # a program of ours
     "outputs/reader_process.py: open",  # folders, without reading them
     "outputs/reader_process.py: read_text",  # /proc
+    "outputs/torch_loader.py: open",  # in a process of its own
     "secrets.py: read_text",  # a TOML file of the site's
     "slurm/script.py: read_text",  # the launcher's script, before there is a job
     "slurm/warm_launchers.py: fdopen",  # a pipe
@@ -445,7 +447,8 @@ def test_what_jobs_can_write_is_opened_in_one_place_only() -> None:
 
 IN_THE_CALLERS_PROCESS = {
     ("cli/runs.py", "LogTail"),  # `logs --follow` shows lines, cut and without control codes, and parses none
-    ("harvest/selection.py", "tracked_iteration"),  # one bounded number
+    ("cli/store.py", "checkpoints_in"),  # names, and one bounded number
+    ("harvest/selection.py", "trackers_of"),  # one bounded number, and whether two files are the same
     ("nights/status.py", "progress_in_log"),  # the last kibibytes of a log, in linear time
     ("tasks/job.py", "RunToRead"),  # the argument of a call
 }
