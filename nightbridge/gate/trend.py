@@ -237,7 +237,7 @@ def trend_table(found: Sequence[Trend], rows: Sequence[HistoryRow], since: str =
     for trend in shown:
         table.add_column(METRIC_BY_NAME[trend.metric].heading, justify="right", no_wrap=True)
     table.add_column("commit", no_wrap=True)
-    shown_nights = [(index, night) for index, night in enumerate(nights_of(rows)) if night.own.night >= since]
+    shown_nights = [(index, night) for index, night in enumerate(nights_of(rows)) if night.own.order >= since]
     for index, night in shown_nights if since else shown_nights[-MAX_NIGHTS_SHOWN:]:
         cells = []
         for trend in shown:
@@ -254,7 +254,7 @@ def history_cells(found: Sequence[Trend], rows: Sequence[HistoryRow], since: str
     cells = [[*pinned, *(trend.metric for trend in found), "runs", "control_step_time"]]
     for at, night in enumerate(nights_of(rows)):
         own = night.own
-        if own.night >= since:
+        if own.order >= since:
             run = [own.night, own.verdict, own.run_key, own.megatron_bridge.commit, own.nodes]
             control = _step_time_of(_control_arms(night))
             cells.append([*run, *(trend.values[at] for trend in found), len(night.runs), control])
@@ -263,7 +263,7 @@ def history_cells(found: Sequence[Trend], rows: Sequence[HistoryRow], since: str
 
 def further_run_lines(rows: Sequence[HistoryRow], since: str = "") -> tuple[str, ...]:
     """For nights with further runs: of how many their values are the medians, and what the last good point took."""
-    nights = [night for night in nights_of(rows) if night.own.night >= since]
+    nights = [night for night in nights_of(rows) if night.own.order >= since]
     night_of = {row.run_key: row.night for row in rows}
     lines = []
     for night in nights[-MAX_NIGHTS_SHOWN:]:

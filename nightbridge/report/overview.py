@@ -11,7 +11,7 @@ from urllib.parse import quote
 from pydantic import Field
 
 from nightbridge.gate.decisions import StoredDecision, list_decisions
-from nightbridge.models import Model, Verdict, VerdictStatus
+from nightbridge.models import Model, Verdict, VerdictStatus, night_order
 from nightbridge.nights.records import Night, NightVerdict, last_ends, newest_first, verdict_since
 from nightbridge.numbers import format_count, format_value
 from nightbridge.report.charts import NightPoint, PointKind, sparkline
@@ -64,7 +64,9 @@ def overview_of_tests(store: ObjectStore, since: str = "") -> tuple[TestOverview
     Raises:
         DamagedData: A record of a night or a verdict cannot be read.
     """
-    nights = itertools.takewhile(lambda night: night.start.night >= since, newest_first(store))
+    nights = itertools.takewhile(
+        lambda night: night_order(night.start.night, night.start.begun_at) >= since, newest_first(store)
+    )
     wanted = list(nights if since else itertools.islice(nights, OVERVIEW_NIGHTS))
     ends = [night.end for night in wanted if night.end]
     not_ended = _not_ended(wanted)

@@ -51,6 +51,13 @@ def test_a_test_is_as_bad_as_the_gravest_of_its_runs_in_the_newest_night(store: 
     assert (llama.verdict, llama.run_key, llama.nights) == (REGRESSED, f"llama-{night}-{'a' * 10}", {night: REGRESSED})
 
 
+def test_a_night_without_a_date_hides_none_of_those_since_a_date(store: DirectoryStore) -> None:
+    end_night(store, "one", verdict_of("llama", "2026-11-21", PASSED))
+    end_night(store, "by hand", verdict_of("mixtral", "007", PASSED))
+
+    assert [test.test_id for test in overview_of_tests(store, since="2026-11-20")] == ["llama", "mixtral"]
+
+
 def test_a_decision_since_the_night_counts_for_its_run(store: DirectoryStore) -> None:
     runs = [verdict_of("llama", "2026-11-21", REGRESSED, run) for run in "ab"]
     end_night(store, "one", *runs)
