@@ -24,9 +24,11 @@ REFERENCE_PREFIXES = ("env:", "block:", "toml:")
 SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|(?:API)?KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 """Names of environment variables that hold a secret."""
 
+_SWITCH = re.compile(r"true|false|yes|no|on|off|none|[0-9]", re.IGNORECASE)
 _PLAIN = re.compile(r"[A-Za-z]{1,7}|[+-]?[0-9.]{1,7}")
-"""Switches, numbers and short words, as in HF_HUB_DISABLE_IMPLICIT_TOKEN = "true": no secret is as easily guessed, and
-to mask such a value wherever it is found would destroy what is stored."""
+"""Numbers and short words, as in HF_HUB_DISABLE_IMPLICIT_TOKEN = "true" or MAX_TOKEN = "4096": no token or key is as
+easily guessed, and to mask such a value wherever it is found would destroy what is stored. Of passwords that holds for
+switches alone."""
 
 # A token is often the user of an https address; ssh's user, and the one before an image's registry, is public.
 _IN_ADDRESS = re.compile(r"https?://[^/@\s]+@|(?:[a-z][a-z0-9+.-]*://)?[^/@#\s]*:[^/@#\s]+@(?!sha256:)", re.IGNORECASE)
@@ -48,7 +50,8 @@ def holds_secret(text: str) -> bool:
 
 def names_secret(name: str, value: str) -> bool:
     """Whether an environment variable is named like a secret, and its value may be one."""
-    return bool(value and SECRET_NAME.search(name) and not _PLAIN.fullmatch(value))
+    plain = _PLAIN if name.upper().endswith(("TOKEN", "KEY")) else _SWITCH
+    return bool(value and SECRET_NAME.search(name) and not plain.fullmatch(value))
 
 
 def read_secret(value: str, path: KeyPath, findings: Findings, *, variable: str = "NAME") -> SecretRef | None:

@@ -391,7 +391,13 @@ def test_an_environment_variable_that_is_named_like_a_secret_becomes_a_reference
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("HF_HUB_DISABLE_IMPLICIT_TOKEN", "true"), ("MAX_TOKEN", "4096"), ("SORT_KEY", "name")]
+    ("name", "value"),
+    [
+        ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "true"),
+        ("MAX_TOKEN", "4096"),
+        ("SORT_KEY", "name"),
+        ("MYSQL_ALLOW_EMPTY_PASSWORD", "yes"),
+    ],
 )
 def test_a_switch_or_a_number_is_no_secret_whatever_its_name(write: Write, name: str, value: str) -> None:
     scenario = config.load(write(TEST + f'[extra_env_vars]\n{name} = "{value}"\n'))
@@ -399,6 +405,13 @@ def test_a_switch_or_a_number_is_no_secret_whatever_its_name(write: Write, name:
     (test,) = scenario.tests
     assert (test.extra_env_vars, test.secrets) == ({name: value}, {})
     assert f"extra_env_vars.{name}: is passed on as written" in "".join(scenario.warnings)
+
+
+@pytest.mark.parametrize("value", ["letmein", "1234567"])
+def test_a_password_is_a_secret_however_short(write: Write, value: str) -> None:
+    (test,) = config.load(write(TEST + f'[extra_env_vars]\nDB_PASSWORD = "{value}"\n')).tests
+
+    assert (test.extra_env_vars, set(test.secrets)) == ({}, {"DB_PASSWORD"})
 
 
 TOKEN = "ghp_" + "verysecret0" * 4
