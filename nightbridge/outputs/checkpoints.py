@@ -364,7 +364,7 @@ def _is_copied(path: Path) -> bool:
 def _judge(path: Path, iteration: int) -> tuple[CheckpointState, str]:
     settings, problem = _read_config(path / "run_config.yaml")
     tracked = iteration if _tracker(path.parent) == path.name == RELEASE else tracked_iteration(path.parent)
-    begun = (path.parent / TRACKER).exists() and _tracker(path.parent) != RELEASE
+    begun = (path.parent / TRACKER).is_file() and _tracker(path.parent) != RELEASE
     of_bridge = (tracked is None and not begun) or _has_parts_of_bridge(path)
     legacy = any(path.glob("mp_rank_*/*.pt")) and not _is_file(path / ".metadata")
     # In the order of writing.

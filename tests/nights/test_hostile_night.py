@@ -115,10 +115,10 @@ def night(tmp_path_factory: pytest.TempPathFactory, environments_dir: Path, laun
         seconds[test_id] += timed_readers.SECONDS.unpack(data[-8:])[0]
         return answer, data[:-8]
 
-    def uploaded(store: ObjectStore, prefix: str, units: Any, secrets: Any, scratch: Path, *rest: Any) -> Any:
+    def uploaded(store: ObjectStore, prefix: str, units: Any, *, scratch: Path, **rest: Any) -> Any:
         if prefix.split("/")[1] in ("hostile", "swapped"):
             swap_logs(scratch.parents[1])
-        return upload(store, prefix, units, secrets, scratch, *rest)
+        return upload(store, prefix, units, scratch=scratch, **rest)
 
     accomplice = subprocess.Popen([sys.executable, ATTACK, workspace])
     try:
@@ -196,7 +196,7 @@ NAMED = {
     ],
     "hostile": [
         "damaged: the checkpoint's metadata",
-        "latest_checkpointed_iteration.txt names nothing",
+        "latest_checkpointed_iteration.txt: it is not a regular file",
         "tfevents.1799999999",
         "not a regular file",
     ],

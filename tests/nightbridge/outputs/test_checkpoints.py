@@ -1,3 +1,4 @@
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -168,6 +169,13 @@ class TestMegatronLM:
 
     def test_one_that_the_tracker_does_not_name_yet_is_not_complete(self, tmp_path: Path, write: Any) -> None:
         assert layout_state(write(tmp_path, tracker="release"))[0] is IN_PROGRESS
+
+    def test_a_tracker_that_is_no_file_says_of_none_that_it_is_complete(self, tmp_path: Path, write: Any) -> None:
+        path = write(tmp_path)
+        (tmp_path / TRACKER).unlink()
+        os.mkfifo(tmp_path / TRACKER)
+
+        assert layout_state(path)[0] is IN_PROGRESS
 
     @pytest.mark.parametrize("tracker", ["", "\0\0"], ids=["empty", "zeros"])
     def test_a_save_that_is_killed_within_the_tracker_leaves_all_of_them_complete(
