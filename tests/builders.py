@@ -22,6 +22,7 @@ from nightbridge.attribution.belief import Design
 from nightbridge.attribution.plan import AttributionPlan
 from nightbridge.attribution.result import ExchangeRun, next_designs
 from nightbridge.bisect.search import BisectPolicy, Levels
+from nightbridge.files import write_model
 from nightbridge.gate.decisions import Decision
 from nightbridge.gate.verdict import compare
 from nightbridge.harvest.manifest import Manifest, commit_manifest
@@ -52,6 +53,7 @@ from nightbridge.models import (
     utc_now,
 )
 from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
+from nightbridge.slurm.attempt_files import SUBMISSION_FILE, Submission
 from nightbridge.store.checksum import sha256_hex
 from nightbridge.store.protocol import ObjectStore
 
@@ -204,6 +206,23 @@ def make_job(run_key: str, folder: Path, **fields: Any) -> Job:
         "submitted_at": datetime(2026, 11, 10, tzinfo=UTC),
     }
     return Job(run_key=run_key, attempt=1, attempt_dir=folder, **usual | fields)
+
+
+def record_submission(
+    folder: Path, name: str, job_id: int, *, cluster: str = "local", script: Path | None = None
+) -> None:
+    """Record in an attempt's folder that its job is in Slurm."""
+    script = script or folder
+    submission = Submission(
+        job_id=job_id,
+        name=name,
+        cluster=cluster,
+        script=script,
+        launcher_script=script,
+        experiment_dir=folder,
+        submitted_at=utc_now(),
+    )
+    write_model(folder / SUBMISSION_FILE, submission)
 
 
 def make_checkpoint(

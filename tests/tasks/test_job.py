@@ -23,7 +23,7 @@ from nightbridge.models import (
     Site,
     utc_now,
 )
-from nightbridge.slurm.attempt_files import SUBMISSION_FILE, AttemptContext, Submission, declare_intent, open_attempt
+from nightbridge.slurm.attempt_files import AttemptContext, declare_intent, open_attempt
 from nightbridge.slurm.attempts import attempts_of, read_ended, record_ended
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.states import parse_squeue
@@ -32,7 +32,7 @@ from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.job import needs_another_job, state_of, submit, submit_and_watch, wait_for_dependencies, watch
 from nightbridge.tasks.limits import job_slots
 from nightbridge.tasks.stage import DELAY_VARIABLE
-from tests.builders import make_job, make_plan, make_spec
+from tests.builders import make_job, make_plan, make_spec, record_submission
 from tests.real.prefect_harness import prefect_in_this_process
 from tests.waiting import wait_until
 
@@ -124,12 +124,7 @@ class FullQueue:
         """Another attempt of the run that is depended on, whose job is in Slurm."""
         number = len(attempts_of("base", self.site.workspace)) + 1
         attempt = open_attempt(self.site.workspace, "base", self.site.cluster, number)
-        folder = attempt.attempt_dir
-        submission = Submission(
-            job_id=job_id, name=attempt.name, cluster="full", script=folder, launcher_script=folder,
-            experiment_dir=folder, submitted_at=utc_now(),
-        )  # fmt: skip
-        write_model(folder / SUBMISSION_FILE, submission)
+        record_submission(attempt.attempt_dir, attempt.name, job_id, cluster="full")
         return attempt
 
     def dependencies(self) -> list[str]:
@@ -233,12 +228,7 @@ class Chain:
 
     def attempt(self, run_key: str, number: int) -> AttemptContext:
         attempt = open_attempt(self.site.workspace, run_key, self.site.cluster, number)
-        folder = attempt.attempt_dir
-        submission = Submission(
-            job_id=number, name=attempt.name, cluster="local", script=folder, launcher_script=folder,
-            experiment_dir=folder, submitted_at=utc_now(),
-        )  # fmt: skip
-        write_model(folder / SUBMISSION_FILE, submission)
+        record_submission(attempt.attempt_dir, attempt.name, number)
         return attempt
 
     def never_started(self, attempt: AttemptContext, reason: str = "DependencyNeverSatisfied") -> Job:

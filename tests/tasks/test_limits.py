@@ -11,12 +11,10 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 
 from nightbridge.errors import PermanentError
-from nightbridge.files import write_model
-from nightbridge.models import ClusterSettings, LaunchPlan, Site, utc_now
-from nightbridge.slurm.attempt_files import SUBMISSION_FILE, Submission
+from nightbridge.models import ClusterSettings, LaunchPlan, Site
 from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.limits import job_slots, limits_of
-from tests.builders import make_plan
+from tests.builders import make_plan, record_submission
 from tests.real.prefect_harness import prefect_in_this_process
 from tests.waiting import wait_until
 
@@ -35,12 +33,7 @@ def plan(folder: Path, run_key: str) -> LaunchPlan:
 
 def with_job(planned: LaunchPlan) -> LaunchPlan:
     """The plan of an attempt whose job is in Slurm already."""
-    folder = planned.attempt_dir
-    submission = Submission(
-        job_id=1, name="a", cluster="c", script=folder, launcher_script=folder, experiment_dir=folder,
-        submitted_at=utc_now(),
-    )  # fmt: skip
-    write_model(folder / SUBMISSION_FILE, submission)
+    record_submission(planned.attempt_dir, "a", 1, cluster="c")
     return planned
 
 

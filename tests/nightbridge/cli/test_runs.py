@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nightbridge.files import write_model
 from nightbridge.gate.decisions import record_decision
 from nightbridge.models import (
     ClusterSettings,
@@ -28,10 +27,11 @@ from nightbridge.models import (
     utc_now,
 )
 from nightbridge.nights.records import NightPlan, NightStart, NightTest, record_end, record_start, write_plan
-from nightbridge.slurm.attempt_files import SUBMISSION_FILE, Submission, open_attempt
+from nightbridge.slurm.attempt_files import open_attempt
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.store.protocol import open_store
 from tests import builders
+from tests.builders import record_submission
 from tests.nightbridge.cli.conftest import TEST, Program
 
 
@@ -184,16 +184,8 @@ def job(nights: Path) -> Iterator[tuple[LocalCluster, Path, NightStart]]:
     attempt = open_attempt(nights, key, cluster.settings)
     script, log = attempt.attempt_dir / "job.sh", attempt.attempt_dir / "log_1.out"
     script.write_text(f"#!/bin/bash\nuntil [ -e {nights}/go ]; do sleep 0.1; done\n")
-    submission = Submission(
-        job_id=cluster.submit(attempt.name, script, ["--output=/dev/null"]),
-        name=attempt.name,
-        cluster="local",
-        script=script,
-        launcher_script=script,
-        experiment_dir=attempt.attempt_dir,
-        submitted_at=utc_now(),
-    )
-    write_model(attempt.attempt_dir / SUBMISSION_FILE, submission)
+    job_id = cluster.submit(attempt.name, script, ["--output=/dev/null"])
+    record_submission(attempt.attempt_dir, attempt.name, job_id, script=script)
     log.write_text("".join(f"{ITERATION.format(step)}\n" for step in range(371, 384)))
     wait_for(cluster, JobState.RUNNING)
     yield cluster, log, start

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import StatusUnknown
-from nightbridge.files import write_model
 from nightbridge.models import (
     ClusterSettings,
     JobStatus,
@@ -19,9 +18,10 @@ from nightbridge.models import (
 )
 from nightbridge.nights.records import NightEnd, NightStart, NightTest, NightVerdict
 from nightbridge.nights.status import RunPhase, RunStatus, run_statuses
-from nightbridge.slurm.attempt_files import SUBMISSION_FILE, Submission, note_waiting, open_attempt
+from nightbridge.slurm.attempt_files import note_waiting, open_attempt
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.store.protocol import ObjectStore, open_store
+from tests.builders import record_submission
 
 RUN_KEY = "llama-2026-11-21-0123456789"
 
@@ -51,16 +51,7 @@ def submit(cluster: LocalCluster, workspace: Path, run_key: str, body: str) -> N
     script = attempt.attempt_dir / "job.sh"
     script.write_text(f"#!/bin/bash\n{body}\n")
     job_id = cluster.submit(attempt.name, script, ["--output=/dev/null"])
-    submission = Submission(
-        job_id=job_id,
-        name=attempt.name,
-        cluster="local",
-        script=script,
-        launcher_script=script,
-        experiment_dir=attempt.attempt_dir,
-        submitted_at=utc_now(),
-    )
-    write_model(attempt.attempt_dir / SUBMISSION_FILE, submission)
+    record_submission(attempt.attempt_dir, attempt.name, job_id, script=script)
 
 
 def status_of(

@@ -41,13 +41,13 @@ from nightbridge.nights.watchdog import (
 from nightbridge.slurm.attempt_files import (
     REFUSAL_FILE,
     SUBMISSION_FILE,
-    Submission,
     SubmitRefusal,
     note_waiting,
     open_attempt,
 )
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.store.protocol import ObjectStore, open_store
+from tests.builders import record_submission
 from tests.nightbridge.embedded.local_cluster import local_cluster, wait_for_end, wait_for_state
 from tests.nightbridge.nights.flow_process import flow_process
 from tests.real.slurm_daemons import SlurmDaemons, free_ports
@@ -97,17 +97,8 @@ class Place:
         script = attempt.attempt_dir / "job.sh"
         script.write_text(f"#!/bin/bash\n{body}\n")
         job_id = self.cluster.submit(attempt.name, script, ["--output=/dev/null", *options])
-        submission = Submission(
-            job_id=job_id,
-            name=attempt.name,
-            cluster=self.site.cluster.name,
-            script=script,
-            launcher_script=script,
-            experiment_dir=attempt.attempt_dir,
-            submitted_at=utc_now(),
-        )
         if recorded:
-            write_model(attempt.attempt_dir / SUBMISSION_FILE, submission)
+            record_submission(attempt.attempt_dir, attempt.name, job_id, cluster=self.site.cluster.name, script=script)
         return job_id
 
     def look(self, **changes: object) -> Watch:

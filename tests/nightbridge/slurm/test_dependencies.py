@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import LaunchRefused
-from nightbridge.files import write_model
 from nightbridge.models import ClusterSettings, GitRepo, Job, Outcome, RunDependency, RunSpec, TestDefinition, utc_now
-from nightbridge.slurm.attempt_files import SUBMISSION_FILE, AttemptContext, Submission, open_attempt
+from nightbridge.slurm.attempt_files import AttemptContext, open_attempt
 from nightbridge.slurm.attempts import NotSubmittedYet, attempts_of, dependency_options, record_ended
+from tests.builders import record_submission
 
 TEST = TestDefinition(
     id="fine",
@@ -34,14 +34,7 @@ def opened(workspace: Path, run_key: str) -> AttemptContext:
 
 def submitted(workspace: Path, run_key: str, job_id: int) -> AttemptContext:
     attempt = opened(workspace, run_key)
-    folder = attempt.attempt_dir
-    write_model(
-        folder / SUBMISSION_FILE,
-        Submission(
-            job_id=job_id, name=attempt.name, cluster="local", script=folder, launcher_script=folder,
-            experiment_dir=folder, submitted_at=utc_now(),
-        ),
-    )  # fmt: skip
+    record_submission(attempt.attempt_dir, attempt.name, job_id)
     return attempt
 
 
