@@ -165,7 +165,8 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
     for each in wanted:
         each.schedules(request)
     with get_client(sync_client=True) as client:
-        moved = _moved(client, wanted, request, cluster)
+        given = _site_parameters(client, request)
+        moved = _moved(client, wanted, request, cluster, given.get("system"))
         for block in BLOCKS:
             block.register_type_and_schema(_sync=True)  # type: ignore[call-arg]
         for name in FORMER_AUTOMATIONS:
@@ -176,7 +177,6 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
             _make_pool(client, pool)
         for pool, queue in sorted((pool, queue) for pool, queue in queues if queue):
             yield _make_queue(client, pool, queue)
-        given = _site_parameters(client, request)
         results = _results_block(site)
         for each in wanted:
             made = _make_deployment(client, each, request, cluster, given, results)
@@ -206,14 +206,15 @@ def _check_names(wanted: Iterable[_Wanted], request: Request, cluster: str) -> N
             )
 
 
-def _moved(client: SyncPrefectClient, wanted: Iterable[_Wanted], request: Request, cluster: str) -> dict[str, str]:
+def _moved(
+    client: SyncPrefectClient, wanted: Iterable[_Wanted], request: Request, cluster: str, system: object
+) -> dict[str, str]:
     """What the deployments that are to be replaced were for, where that is another place or cluster: by deployment.
 
     Raises:
         InvalidInput: It is another scenario, or another site, which would not be run any more.
     """
     found = {}
-    system = _site_parameters(client, request).get("system")
     for each in wanted:
         name = f"{each.flow.name}/{each.name(request, cluster)}"
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nightbridge.gate.control import Agreement
 from nightbridge.history.nightly_values import arms_of, nights_of, repeats_of
-from nightbridge.history.rows import HistoryRow, comparable_digest, other_losses
+from nightbridge.history.rows import HistoryRow, comparable_digest, loss_source, other_losses
 from nightbridge.models import Verdict, VerdictStatus
 from nightbridge.numbers import format_count
 
@@ -128,14 +128,9 @@ def _why_unknown(own: HistoryRow, good: Sequence[HistoryRow], known: Sequence[Hi
         return ""
     if len(own.summary.lives) > 1:
         return "the run was restarted"
-    source = _source_of(own)
-    of_board = [row for row in good if _source_of(row) == "tensorboard"]
+    source = loss_source(own.summary.loss_digest or "")
+    of_board = [row for row in good if loss_source(row.summary.loss_digest or "") == "tensorboard"]
     return _UNKNOWN.get(source, "") if not known or (source == "log" and of_board) else ""
-
-
-def _source_of(row: HistoryRow) -> str:
-    """Where a run's losses were read, `mixed` where from both; empty without any."""
-    return (row.summary.loss_digest or "").partition(":")[0]
 
 
 def _computed_both(expected: str, since: HistoryRow, own: HistoryRow, history: Sequence[HistoryRow]) -> bool:

@@ -220,16 +220,17 @@ def comparable_digest(summary: Summary) -> str:
     So it is where some steps came from the log and some from TensorBoard, and where a restart computed steps again.
     """
     digest = summary.loss_digest or ""
-    return digest if _source(digest) in ("tensorboard", "log") and len(summary.lives) <= 1 else ""
+    return digest if loss_source(digest) in ("tensorboard", "log") and len(summary.lives) <= 1 else ""
 
 
 def other_losses(digest: str, summary: Summary) -> bool | None:
     """Whether a run computed other losses than those of a digest, bit for bit; None where that is unknown."""
     found = comparable_digest(summary)
-    return found != digest if found and _source(found) == _source(digest) else None
+    return found != digest if found and loss_source(found) == loss_source(digest) else None
 
 
-def _source(digest: str) -> str:
+def loss_source(digest: str) -> str:
+    """Where the losses of a digest were read, `mixed` where from both; empty without any."""
     return digest.partition(":")[0]
 
 
