@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -143,6 +142,8 @@ def _quoted(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _refuse_invalid(text: str, test: Path) -> None:
     """Refuse a test that `nightbridge validate` would refuse."""
+    from tempfile import TemporaryDirectory
+
     from nightbridge.cli.file_checks import check_file
     from nightbridge.rules import errors_of
 
