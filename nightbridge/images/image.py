@@ -12,6 +12,7 @@ import shutil
 import struct
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
         return Image(kind="none")
     images = site.images_dir.absolute()
     if is_path(written):
-        return _local_image(written, images)
+        return _local_image(written, site.workspace.absolute() / "images" / "local")
     find = importer or (lambda: find_enroot(site.image_import))
     reference = parse_reference(written)
     digest = reference.digest
@@ -125,9 +126,9 @@ def _existing(written: str) -> Path:
     return path
 
 
-def _local_image(written: str, images: Path) -> Image:
+def _local_image(written: str, records: Path) -> Image:
     path = _existing(written)
-    sidecar = images / "local" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.json"
+    sidecar = records / f"{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.json"
     with lease(sidecar.with_suffix(".lease")):
         record = _valid_record(sidecar, path)
         if record is None:
@@ -161,9 +162,17 @@ def _registry_image(
                 made.replace(path)
                 write_model(sidecar, record)
             log.info("imported %s: %d MB in %.0f s", reference, record.size >> 20, time.monotonic() - started)
-        # When it was last wanted: what `prune` goes by.
-        os.utime(sidecar)
+        _mark_used(sidecar, record)
     return _image(str(reference), path, record)
+
+
+def _mark_used(sidecar: Path, record: ImageRecord) -> None:
+    """Note that an image is wanted now: what `prune` goes by. It may be another user's, in a folder that both share."""
+    try:
+        os.utime(sidecar)
+    except PermissionError:
+        with suppress(PermissionError):  # a sticky folder: each file stays its owner's
+            write_model(sidecar, record)
 
 
 def _check_import(path: Path, tool: str, reference: ImageReference) -> None:

@@ -18,6 +18,7 @@ from tests.builders import make_image_spec
 
 NEMO = "nvcr.io/nvidia/nemo:26.02.00"
 HEX = "ab" * 32
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_a_local_image_is_read_again_only_when_it_changed(site: Site, tmp_path: 
     path = tmp_path / "nemo.sqsh"
     path.write_bytes(tiny_image)
     first = pull_image(make_image_spec(str(path)), site)
-    sidecar = next((site.images_dir / "local").glob("*.json"))
+    sidecar = next((site.workspace / "images" / "local").glob("*.json"))
     written = sidecar.stat().st_mtime_ns
 
     assert pull_image(make_image_spec(str(path)), site) == first
@@ -118,6 +119,39 @@ def test_a_folder_of_images_outside_the_workspace_knows_who_uses_it(site: Site, 
     assert len(enroot.calls("import")) == 2
     assert workspace_refs(shared) == {tmp_path / "a", tmp_path / "b"}
     assert workspace_refs(site.images_dir) == set()
+
+
+@pytest.mark.parametrize("mode", [0o2777, 0o3777])
+def test_a_folder_of_images_is_shared_by_users(
+    site: Site, enroot: Any, tmp_path: Path, tiny_image: bytes, mode: int
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user; every other test runs without root here")
+    images = tmp_path / "shared"
+    images.mkdir()
+    images.chmod(mode)
+    (tmp_path / "nemo.sqsh").write_bytes(tiny_image)
+    first = pull_image(make_image_spec(NEMO), site.model_copy(update={"images": images}))
+    pull_image(make_image_spec(str(tmp_path / "nemo.sqsh")), site.model_copy(update={"images": images}))
+    (sidecar,) = images.glob("[!.]*.json")
+    os.utime(sidecar, (1, 1))
+    for parent in (tmp_path, *list(tmp_path.parents)[:3]):
+        parent.chmod(parent.stat().st_mode | 0o011)
+    theirs = Site(workspace=tmp_path / "theirs", images=images)
+    theirs.workspace.mkdir()
+    os.chown(theirs.workspace, NOBODY, NOBODY)
+
+    os.seteuid(NOBODY)
+    try:
+        second = pull_image(make_image_spec(NEMO), theirs)
+        local = pull_image(make_image_spec(str(tmp_path / "nemo.sqsh")), theirs)
+    finally:
+        os.seteuid(0)
+
+    assert second == first
+    assert local.path == tmp_path / "nemo.sqsh"
+    # Who may not replace the file leaves its time as it is; `prune` keeps what a job uses in any case.
+    assert (sidecar.stat().st_mtime > 1) == (mode == 0o2777)
 
 
 def test_a_moved_tag_is_seen_the_next_night_and_not_within_one(site: Site, enroot: Any) -> None:
