@@ -2,9 +2,7 @@
 
 Masked are the values that are known, in every usual encoding and also where escape codes or line breaks split them,
 what line breaks have cut off of them where other ranks' lines stand in between, and texts that have the shape of a
-secret: tokens with a known beginning, and values named as secrets. Every shape is anchored to a text that only secrets
-have. Forty hexadecimal digits alone are a W&B key, and every git commit; `pad_token`, `eos_token_id` and `tokenizer`
-are no secrets at all. So a name counts only when it is one of a list, and a value only when it has letters and digits.
+secret (`secrets.find_shapes`).
 
 Text files are masked in the copy that leaves the machine; binary files are searched for values in these encodings, and
 at their beginning for tokens. Both are read in chunks of bytes, so a log of many gigabytes, one without a line break,
@@ -20,10 +18,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import quote, quote_plus
 
 from nightbridge.files import copy_regular
+from nightbridge.secrets import MAX_SHAPE_BYTES, SHAPE_CONTEXT, Found, find_shapes, holds_token, positions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -174,7 +173,7 @@ class _Pieces:
             table[self._hash(np.array(list(side), dtype="<u4"))] = True
         self._breaks, self._blanks = (np.frombuffer(table, dtype=bool) for table in (_BREAKS, _BLANKS))
 
-    def find(self, data: bytes, start: int) -> Iterator["_Found"]:
+    def find(self, data: bytes, start: int) -> Iterator["Found"]:
         """Find them from `start` on, in any order; what is found after a line break begins there."""
         import numpy as np
 
@@ -186,7 +185,7 @@ class _Pieces:
             yield from self._after_breaks(data, array, breaks)
             yield from self._before_breaks(data, array, breaks, start)
 
-    def _after_breaks(self, data: bytes, array: "NDArray[np.uint8]", breaks: "NDArray[np.int_]") -> Iterator["_Found"]:
+    def _after_breaks(self, data: bytes, array: "NDArray[np.uint8]", breaks: "NDArray[np.int_]") -> Iterator["Found"]:
         first = self._past_blanks(array, breaks + 1, 1, 0)
         for index in self._likely_at(0, array, first, len(array) - MIN_PIECE):
             at = int(first[index])
@@ -194,19 +193,19 @@ class _Pieces:
             line = data[at:ends].rstrip()
             for rest in self._after.get(int.from_bytes(data[at : at + 4], "little"), ()):
                 if data.startswith(rest, at):
-                    yield _Found(int(breaks[index]), at, at + len(rest))
+                    yield Found(int(breaks[index]), at, at + len(rest))
                 elif len(line) >= MIN_PIECE and rest.startswith(line):
-                    yield _Found(int(breaks[index]), at, at + len(line))
+                    yield Found(int(breaks[index]), at, at + len(line))
 
     def _before_breaks(
         self, data: bytes, array: "NDArray[np.uint8]", breaks: "NDArray[np.int_]", start: int
-    ) -> Iterator["_Found"]:
+    ) -> Iterator["Found"]:
         last = self._past_blanks(array, breaks, -1, start)
         for index in self._likely_at(1, array, last - 4, len(array)):
             end = int(last[index])
             for head in self._before.get(int.from_bytes(data[end - 4 : end], "little"), ()):
                 if end - len(head) >= start and data.endswith(head, 0, end):
-                    yield _Found(end - len(head), end - len(head), end)
+                    yield Found(end - len(head), end - len(head), end)
 
     def _past_blanks(
         self, array: "NDArray[np.uint8]", at: "NDArray[np.int_]", step: int, least: int
@@ -240,15 +239,7 @@ class _Pieces:
         return (words * words.dtype.type(_MULTIPLIER)) >> words.dtype.type(12)
 
 
-class _Found(NamedTuple):
-    """Where a match begins, and what of it is the secret."""
-
-    begin: int
-    start: int
-    end: int
-
-
-_Find = Callable[[bytes, int], Iterator[_Found]]
+_Find = Callable[[bytes, int], Iterator[Found]]
 
 
 class _Values:
@@ -260,11 +251,11 @@ class _Values:
         self._pieces = _Pieces(text for text in texts if len(text) >= MIN_ENCODED)
         self.longest = max(map(len, texts), default=0)
 
-    def find(self, data: bytes, start: int) -> Iterator[_Found]:
+    def find(self, data: bytes, start: int) -> Iterator[Found]:
         """Find them from `start` on: in order, of several in one place the longest, and not overlapping."""
         rest = data[start:]
         joined = _joined(rest)
-        spans = {_Found(each, each, each + len(text)) for text in self._short for each in _positions(data, text, start)}
+        spans = {Found(each, each, each + len(text)) for text in self._short for each in positions(data, text, start)}
         if found := self._joined.find(joined, len(joined)):
             # Positions in `joined` from which on so many bytes more are missing before it.
             runs, missing = [0], [start]
@@ -273,7 +264,7 @@ class _Values:
                 missing.append(missing[-1] + len(gap[0]))
             for begin, end in found:
                 first, last = (at + missing[bisect.bisect(runs, at) - 1] for at in (begin, end - 1))
-                spans.add(_Found(first, first, last + 1))
+                spans.add(Found(first, first, last + 1))
         spans.update(self._pieces.find(data, start))
         done = 0
         for span in sorted(spans, key=lambda span: (span.start, -span.end)):
@@ -289,116 +280,6 @@ def _joined(data: bytes) -> bytes:
 @functools.lru_cache(maxsize=8)
 def _values(values: frozenset[str]) -> _Values:
     return _Values(frozenset(_known_texts(values)))
-
-
-# --- shapes ----------------------------------------------------------------------------------------------------------
-
-MAX_SHAPE_BYTES = 96 + 8192
-"""The most bytes of a match: of a name, and of a value."""
-
-LEFT_CONTEXT = 13
-"""Bytes before a match that decide about it; behind it, it is one."""
-
-_ANCHORS = (b"authorization", b"key", b"token", b"secret", b"passw")
-"""What every named secret begins with, in lower case: to look for these first is ten times as fast."""
-
-# Beginning and rest of the tokens whose issuers publish their form, for scanners like this one: GitHub ("About
-# authentication to GitHub"), GitLab ("Token overview"), Slack ("Tokens"), AWS ("IAM identifiers"), RFC 7519, RFC 7468;
-# the others from the rules of gitleaks, whose lengths are bounded here.
-_TOKENS = (
-    (rb"hf_|api_org_", rb"[A-Za-z0-9]{30,200}"),  # Hugging Face
-    (rb"wandb_v1_", rb"\w{40,200}"),  # W&B; its older keys are hexadecimal digits alone
-    (rb"local-", rb"[0-9a-f]{40}(?!\w)"),  # a W&B server of one's own
-    (rb"nvapi-", rb"[\w-]{20,200}"),  # NVIDIA NGC
-    (rb"gh[pousr]_", rb"[A-Za-z0-9]{36,255}"),
-    (rb"github_pat_", rb"\w{22,255}"),
-    (rb"gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|oas|soat|ffct)-", rb"[\w.=-]{20,300}"),
-    (rb"xox[abeoprs]-|xapp-", rb"[A-Za-z0-9.-]{10,250}"),
-    (rb"hooks\.slack\.com/", rb"\w+/[\w/+-]{20,200}"),
-    (rb"dckr_pat_", rb"[\w-]{20,100}"),
-    (rb"sk-(?:ant|proj|svcacct|admin|or-v1)-", rb"[\w-]{20,300}"),
-    (rb"sk-", rb"[A-Za-z0-9]{20}T3BlbkFJ[A-Za-z0-9]{20}"),  # OpenAI
-    (rb"AIza", rb"[\w-]{35}(?![\w-])"),  # Google Cloud
-    (rb"ya29\.", rb"[\w-]{20,400}"),
-    (rb"npm_", rb"[A-Za-z0-9]{36}(?!\w)"),
-    (rb"pypi-AgE", rb"[\w-]{50,400}"),
-    (rb"hv[sb]\.", rb"[\w-]{24,300}"),  # HashiCorp Vault
-    (rb"gl(?:c|sa)_", rb"[\w+/=]{32,400}"),  # Grafana
-    (rb"dapi", rb"[0-9a-f]{32}(?:-\d)?(?!\w)"),  # Databricks
-    (rb"SG\.", rb"[\w-]{22}\.[\w-]{43}(?!\w)"),  # SendGrid
-    (rb"sk_live_|rk_live_", rb"[A-Za-z0-9]{20,200}"),
-    (rb"A(?:KI|SI|BI|CC)A", rb"[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    (rb"eyJ", rb"[\w-]{8,512}\.eyJ[\w-]{8,4096}\.[\w-]{0,2048}"),
-    (
-        rb"-----BEGIN ",
-        rb"[A-Z ]{0,40}PRIVATE KEY[A-Z ]{0,20}-----(?:[^-]|-(?!----)){1,8000}(?:-----END [A-Z ]{4,60}-----)?",
-    ),
-)
-# Each begins with a letter, no class of them: then `re` skips what begins none, five times as fast.
-_TOKEN_START = re.compile(b"|".join(start for start, _ in _TOKENS))
-_TOKEN = rb"(?<![A-Za-z0-9_])(" + b"|".join(rb"(?:%s)%s" % token for token in _TOKENS) + rb")"
-
-# Every token is a row of at least so many of these characters, each a `t` in the table of `bytes.translate`.
-_LEAST_TOKEN, _BLOCK = 15, 1 << 16
-_IN_TOKENS = bytes(ord("t") if re.match(rb"[\w.=+/ -]", bytes((byte,))) else 0 for byte in range(256))
-
-TOKENS_IN_BINARY = 4 << 20
-"""Bytes at the beginning of a binary file that are searched for tokens: texts of TensorBoard and pickled arguments lie
-there, and weights behind them."""
-
-_QUALIFIERS = (
-    *(b"access", b"account", b"api", b"auth", b"aws", b"bearer", b"client", b"github", b"gitlab", b"hf", b"hub"),
-    *(b"huggingface", b"ngc", b"private", b"refresh", b"registry", b"secret", b"session", b"signing", b"wandb"),
-)
-_QUALIFIED = b"|".join(
-    rb"(?<=%s)(?<![A-Za-z0-9]%s)" % (each, each)
-    for qualifier in _QUALIFIERS
-    for each in (qualifier, qualifier + b"[_-]")
-)
-_ASSIGNED = rb"\\?[\"']?[ \t]{0,3}[:=][ \t]{0,3}\\?[\"']?"
-# Both occur among the first characters of any real secret, and in few words.
-_LETTER_AND_DIGIT = rb"(?=[\w.~+/=-]{0,63}?[0-9])(?=[\w.~+/=-]{0,63}?[A-Za-z])"
-
-_NAMED = (
-    rb"(?i:(?:"
-    + _QUALIFIED
-    + rb")(?:key|token|secret)|(?<![A-Za-z0-9])passw(?:or)?d)"
-    # No path, and nothing that the shell has yet to fill in.
-    + _ASSIGNED
-    + rb"(?![./~])"
-    + _LETTER_AND_DIGIT
-    + rb"([\w.~+/=-]{8,4096})"
-)
-# Names as ordinary as these also stand before tensors' names, run keys and paths, which have other characters in them.
-_ORDINARY = (
-    rb"(?i:(?<![A-Za-z0-9_])(?<![A-Za-z0-9]-)(?:key|token|secret))"
-    + _ASSIGNED
-    + _LETTER_AND_DIGIT
-    + rb"([A-Za-z0-9+]{20,4096}+)(?![\w./-])"
-)
-_AUTHORIZATION = rb"(?i:authorization)" + _ASSIGNED + rb"(?i:bearer|basic|token)[ \t]{1,3}([\w.~+/=-]{8,4096})"
-
-_SHAPES = re.compile(b"|".join((_AUTHORIZATION, _TOKEN, _NAMED, _ORDINARY)))
-
-
-def find_shapes(data: bytes, start: int = 0) -> Iterator[_Found]:
-    """Find what looks like a secret from `start` on: matches in order that do not overlap.
-
-    A match begins with the secret's name, where it has one.
-    """
-    lowered = data.lower()
-    named = (position for anchor in _ANCHORS for position in _positions(lowered, anchor, start))
-    for position in sorted((*named, *(token.start() for token in _TOKEN_START.finditer(data, start)))):
-        if position >= start and (match := _SHAPES.match(data, position)):
-            start = match.end()
-            yield _Found(match.start(), *match.span(match.lastindex or 0))
-
-
-def _positions(data: bytes | bytearray, text: bytes, start: int) -> Iterator[int]:
-    position = data.find(text, start)
-    while position >= 0:
-        yield position
-        position = data.find(text, position + 1)
 
 
 # --- masking ---------------------------------------------------------------------------------------------------------
@@ -438,7 +319,7 @@ class _Masker:
     """Masks what is found in data that comes in pieces.
 
     `find(data, start)` gives matches in order. `longest` is the most bytes of a match, which may depend on
-    `LEFT_CONTEXT` bytes before it and one behind it. State: what is not yet decided, and the bytes before that.
+    `SHAPE_CONTEXT` bytes before it and one behind it. State: what is not yet decided, and the bytes before that.
     """
 
     def __init__(self, find: _Find, longest: int) -> None:
@@ -459,7 +340,7 @@ class _Masker:
             self.found += 1
         end = max(done, border)
         pieces.append(data[done:end])
-        kept = max(end - LEFT_CONTEXT, 0)
+        kept = max(end - SHAPE_CONTEXT, 0)
         self._waiting, self._decided = data[kept:], end - kept
         return b"".join(pieces)
 
@@ -469,6 +350,11 @@ def _maskers(secrets: Iterable[str]) -> list[_Masker]:
     shapes = _Masker(find_shapes, MAX_SHAPE_BYTES)
     # Values first: a shape that ends in the middle of a value would leave the rest of it.
     return [_Masker(values.find, _GAP_FACTOR * values.longest), shapes] if values.longest else [shapes]
+
+
+TOKENS_IN_BINARY = 4 << 20
+"""Bytes at the beginning of a binary file that are searched for tokens: texts of TensorBoard and pickled arguments lie
+there, and weights behind them."""
 
 
 class SecretFinder:
@@ -489,9 +375,4 @@ class SecretFinder:
         self._tail = (self._tail + piece[max(size - self._overlap, 0) : size])[-self._overlap :]
 
     def _holds(self, data: bytes | bytearray, size: int) -> bool:
-        unread = max(min(self._unread, size), 0)
-        blocks = (data[at : at + _BLOCK] for at in range(0, unread, _BLOCK - _LEAST_TOKEN))
-        # Weights hardly ever have so many characters of a token in a row: then nothing is left for `re`.
-        has_row = any(b"t" * _LEAST_TOKEN in block.translate(_IN_TOKENS) for block in blocks)
-        tokens = _TOKEN_START.finditer(data, 0, unread) if has_row else ()
-        return bool(self._texts.find(data, size)) or any(_SHAPES.match(data, start.start(), size) for start in tokens)
+        return bool(self._texts.find(data, size)) or holds_token(data, size, max(min(self._unread, size), 0))

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, TypeAdapter
 
+from nightbridge import secrets
 from nightbridge.config.documents import Findings, KeyPath, meant, unknown_key, validated
 from nightbridge.launch.flags import NO_EFFECT, TEST_FLAGS, Flag, Kind, without_variables
 from nightbridge.launch.hetero_arguments import Finite, HeteroArguments, Whole
-from nightbridge.masking import find_shapes
 from nightbridge.models import Model, SecretRef, SweepAxis
 
 REFERENCE_PREFIXES = ("env:", "block:", "toml:")
@@ -39,13 +39,9 @@ def shows_secret(address: str) -> bool:
     return _IN_ADDRESS.match(address.strip()) is not None
 
 
-_PASSWORD = re.compile(r"://[^/@\s:]*:[^/@\s]+@")
-
-
 def holds_secret(text: str) -> bool:
     """Whether a text holds a token of a known form or an address with a password; `${NAME}` is neither."""
-    written = without_variables(text)
-    return _PASSWORD.search(written) is not None or any(find_shapes(written.encode("utf-8", "surrogateescape")))
+    return secrets.holds_secret(without_variables(text))
 
 
 def names_secret(name: str, value: str) -> bool:

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from nightbridge.errors import LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.files import write_atomically, write_model
-from nightbridge.masking import find_shapes, mask_text
+from nightbridge.masking import mask_text
 from nightbridge.models import LAUNCHER_HOME, Job, LaunchPlan, utc_now
 from nightbridge.processes import run
+from nightbridge.secrets import holds_secret
 from nightbridge.slurm.attempt_files import (
     ATTEMPT_FILE,
     AttemptContext,
@@ -35,7 +36,6 @@ _LAUNCHER_LOG = "launcher.log"
 _CREDENTIAL_NAME = re.compile(
     r"(?:TOKEN|KEY|KEY_ID|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|_(?:AUTH|PASS|PAT|PWD))$", re.IGNORECASE
 )
-_URL_PASSWORD = re.compile(r"://[^/@\s:]*:[^/@\s]+@")
 
 
 class _Environment(NamedTuple):
@@ -179,8 +179,7 @@ def _without_dependency(options: Iterable[str]) -> Iterator[str]:
 
 def _looks_like_credential(name: str, value: str) -> bool:
     """Whether a variable is named like a credential, or its value is a known kind of token or a URL with a login."""
-    shaped = any(find_shapes(value.encode("utf-8", "surrogateescape")))
-    return bool(shaped or _CREDENTIAL_NAME.search(name) or _URL_PASSWORD.search(value))
+    return _CREDENTIAL_NAME.search(name) is not None or holds_secret(value)
 
 
 def _environment(

@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightbridge import files, masking
+from nightbridge import files, masking, secrets
 from nightbridge.errors import DamagedData, PermanentError
-from nightbridge.masking import MASK, MAX_SHAPE_BYTES, SecretFinder, copy_masked, find_shapes, mask_text
+from nightbridge.masking import MASK, SecretFinder, copy_masked, mask_text
+from nightbridge.secrets import MAX_SHAPE_BYTES, find_shapes
 
 TOKEN = "hf_PlantedToken"
 SECRETS = ["hf_0123456789abcdef", "hf_0123456789abcdef-longer", "line\nbreak", "größe!"]
@@ -486,7 +487,7 @@ def test_a_token_is_found_near_the_beginning_of_a_binary(monkeypatch: pytest.Mon
 def test_a_token_is_found_wherever_it_crosses_a_block_of_a_binary(
     monkeypatch: pytest.MonkeyPatch, token: bytes
 ) -> None:
-    monkeypatch.setattr(masking, "_BLOCK", 32)
+    monkeypatch.setattr(secrets, "_BLOCK", 32)
     assert all(found(b"\0" * offset + token + b"\0" * 50, [], 1000) for offset in range(64))
 
 
@@ -494,7 +495,7 @@ def test_random_weights_hold_no_secret() -> None:
     assert not found(random.Random(1).randbytes(8 << 20), [*SECRETS, TOKEN], 1 << 20)
 
 
-@pytest.mark.parametrize("start", [each.decode() for start, _rest in masking._TOKENS for each in start.split(b"|")])
+@pytest.mark.parametrize("start", [each.decode() for start, _rest in secrets._TOKENS for each in start.split(b"|")])
 def test_every_token_begins_with_a_character_that_is_none_of_a_choice(start: str) -> None:
     """One that begins with a class makes `re` try all of them at every byte: five times the time of a small file."""
     assert start[0].isalnum() or start[0] == "-"
