@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from nightbridge.errors import PermanentError
 from nightbridge.files import MODEL_LIMIT, RefusedFile, open_regular
 from nightbridge.images.enroot import leftover_scratch_dirs, remove_tree, temporary_folder
 from nightbridge.images.image import workspace_refs
@@ -114,8 +115,21 @@ def text_of_live_jobs(workspace: Path) -> str:
     """The files in which the attempts of a workspace that have not ended name what they use.
 
     An attempt has ended when its job left an exit code, or a watcher has seen its end.
+
+    Raises:
+        PermanentError: The workspace is another user's, who does not let us in.
     """
     texts: list[str] = []
+    try:  # `glob` finds nothing in a folder that it may not read
+        os.scandir(workspace.absolute() / "runs").close()
+    except FileNotFoundError:
+        return ""
+    except PermissionError as error:
+        raise PermanentError(
+            "cannot read which images and checkouts the jobs of this workspace use",
+            subject=str(workspace),
+            advice="Run `nightbridge prune` as a user who can read every workspace that shares the folder of images",
+        ) from error
     for attempt in (workspace.absolute() / "runs").glob(f"*/a*/{ATTEMPT_FILE}"):
         folder = attempt.parent
         ended = (folder / EXIT_CODE).exists() or (folder / ENDED_FILE).exists()

@@ -201,12 +201,22 @@ def _valid_record(sidecar: Path, path: Path) -> ImageRecord | None:
     """The record of an image file that is still the one it was made of; else None.
 
     A file of the same size and time is taken for the same; of another time it is read again.
+
+    Raises:
+        PermanentError: It is another user's, who does not let us read it.
     """
     try:
         record = ImageRecord.model_validate_json(sidecar.read_bytes())
         status = path.stat()
     except (FileNotFoundError, ValueError):
         return None
+    except PermissionError as error:
+        raise PermanentError(
+            "this image was imported by another user and cannot be read",
+            subject=str(path),
+            advice=f"Let the owner open {sidecar.name} and it (chmod g+r), or set images in the site file to a folder "
+            "of your own",
+        ) from error
     if status.st_size != record.size:
         return None
     if status.st_mtime_ns != record.mtime_ns and sha256_of(path) != record.sha256:

@@ -251,6 +251,25 @@ def test_nothing_goes_while_nobody_knows_what_another_workspace_uses(place: Plac
         find_old_images(place.workspace, place.images, Policy())
 
 
+def test_nothing_goes_while_another_user_lets_nobody_see_what_his_jobs_use(place: Place, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    theirs = Place(tmp_path / "other")
+    used = place.image("b", 50)
+    add_workspace_ref(place.images, theirs.workspace)
+    theirs.attempt(f"srun --container-image {used} true\n")
+    theirs.workspace.chmod(0o700)
+    for parent in (tmp_path, *list(tmp_path.parents)[:3]):
+        parent.chmod(parent.stat().st_mode | 0o011)
+
+    os.seteuid(65534)
+    try:
+        with pytest.raises(PermanentError, match=r"other.*: cannot read which images .* the jobs of this workspace"):
+            find_old_images(place.workspace, place.images, Policy())
+    finally:
+        os.seteuid(0)
+
+
 def test_an_image_that_is_wanted_between_listing_and_removal_stays(place: Place) -> None:
     old = place.image("a", 40)
     found = find_old_images(place.workspace, place.images, Policy())

@@ -153,6 +153,15 @@ def test_a_folder_of_images_is_shared_by_users(
     # Who may not replace the file leaves its time as it is; `prune` keeps what a job uses in any case.
     assert (sidecar.stat().st_mtime > 1) == (mode == 0o2777)
 
+    sidecar.chmod(0o600)
+    os.chown(sidecar, 0, 0)
+    os.seteuid(NOBODY)
+    try:
+        with pytest.raises(PermanentError, match=r"imported by another user and cannot be read.*chmod g\+r"):
+            pull_image(make_image_spec(NEMO), theirs)
+    finally:
+        os.seteuid(0)
+
 
 def test_a_moved_tag_is_seen_the_next_night_and_not_within_one(site: Site, enroot: Any) -> None:
     pull_image(make_image_spec(NEMO), site)
