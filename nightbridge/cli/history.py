@@ -1,9 +1,7 @@
 """Stored results, compared: `history`, `compare`, `accept`, `parity`, `bisect`, `attribute` and `try`."""
 
 import contextlib
-import re
 import sys
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -38,7 +36,8 @@ MetricOption = Annotated[
 AtOnceOption = Annotated[
     int | None, typer.Option("--at-once", min=1, help="Runs at once; as many as the cluster has room for.")
 ]
-_SINCE = re.compile(r"\d{4}-\d\d-\d\d(-[a-z0-9-]+)?|\d{4}(-\d\d)?")
+_REST_OF_DATE = {4: "-01-01", 7: "-01"}
+"""What a year, and a month, lack of a date, by their characters."""
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask whether it may cost what it costs.")]
 
 
@@ -62,7 +61,8 @@ def history(
     if of_all != (out is not None) or (of_all and test_id):
         raise InvalidInput("--all and --out belong together, without a test", advice="Give --all --out FILE")
     _check_since(since)
-    from nightbridge.nights.records import find_test, is_run_key
+    from nightbridge.models import is_run_key
+    from nightbridge.nights.records import find_test
 
     site = load_site(choice)
     opened = open_site_store(site)
@@ -90,12 +90,10 @@ def history(
 
 def _check_since(since: str) -> None:
     """A night, a day, a month or a year: nights are compared by their names, and before other text are all, or none."""
-    try:
-        if not since or (_SINCE.fullmatch(since) and date.fromisoformat(since[:10] + "0000-01-01"[len(since) :])):
-            return
-    except ValueError:
-        pass
-    raise InvalidInput("no date", subject=f"--since {since}", advice="Write it as 2026-11-21")
+    from nightbridge.models import is_day
+
+    if since and not is_day(since + _REST_OF_DATE.get(len(since), "")):
+        raise InvalidInput("no date", subject=f"--since {since}", advice="Write it as 2026-11-21")
 
 
 def _show_trends(
@@ -322,8 +320,7 @@ def bisect(
     from nightbridge.bisect.plan import BisectRequest
     from nightbridge.bisect.result import result_lines
     from nightbridge.flows import bisect_regression
-    from nightbridge.models import slug
-    from nightbridge.nights.records import is_run_key
+    from nightbridge.models import is_run_key, slug
     from nightbridge.tasks.bisect import price
 
     known: dict[str, Repository] = {"megatron-bridge": "megatron_bridge", "nemo-run": "nemo_run"}
@@ -380,8 +377,7 @@ def attribute(
     from nightbridge.attribution.plan import AttributionRequest
     from nightbridge.attribution.result import result_lines, sentence
     from nightbridge.flows import attribute_regression
-    from nightbridge.models import slug
-    from nightbridge.nights.records import is_run_key
+    from nightbridge.models import is_run_key, slug
     from nightbridge.tasks.attribute import cost_of
 
     site = load_site(choice)

@@ -146,7 +146,8 @@ def check_folder(path: Path | None) -> None:
 
 def named_run(site: "Site", name: str) -> str:
     """The run key that a name means on the command line; the store is opened only for a short name."""
-    from nightbridge.nights.records import find_run, is_run_key
+    from nightbridge.models import is_run_key
+    from nightbridge.nights.records import find_run
 
     return name if is_run_key(name) else find_run(open_site_store(site), name)
 

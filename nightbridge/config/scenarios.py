@@ -1,6 +1,5 @@
 """Test and scenario files to a `Scenario`, and a scenario to the runs of a night in the order of its dependencies."""
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -22,6 +21,7 @@ from nightbridge.models import (
     Scenario,
     TestDefinition,
     Violation,
+    is_run_key,
 )
 from nightbridge.rules import points_of
 
@@ -195,16 +195,13 @@ def _scenario(document: Document, tests_dirs: Sequence[Path]) -> Scenario:
     return _assembled(str(document.table["name"]).strip(), document, tests, warnings)
 
 
-_RUN_KEY_END = re.compile(r"-[0-9a-f]{10}$")
-
-
 def _unknown_judges(tests: Iterable[TestDefinition | InvalidTest]) -> Iterator[Violation]:
     """Warn of a canary or a reference that no test of the scenario is, nor the key of a run."""
     ids = {test.id for test in tests}
     for test in tests:
         gate = test.gate if isinstance(test, TestDefinition) else GatePolicy()
         for key, name in (("canary", gate.canary), ("reference", gate.reference)):
-            if name and name not in ids and not _RUN_KEY_END.search(name):
+            if name and name not in ids and not is_run_key(name):
                 where = test.lines.get(f"gate.{key}") if isinstance(test, TestDefinition) else None
                 message = (
                     f"no test of this scenario is called {name!r}{meant(name, ids)}; another scenario has to run it"

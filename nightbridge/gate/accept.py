@@ -3,7 +3,6 @@
 import re
 import statistics
 from collections.abc import Sequence
-from datetime import date
 from typing import cast, get_args
 
 from nightbridge.errors import InvalidInput
@@ -27,7 +26,7 @@ from nightbridge.harvest.manifest import last_attempt, load_record
 from nightbridge.history.history_store import compact, folder_of
 from nightbridge.history.reading import read_history
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import GOOD_VERDICTS, MetricName, VerdictStatus, utc_now
+from nightbridge.models import GOOD_VERDICTS, MetricName, VerdictStatus, is_day, utc_now
 from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.store.protocol import ObjectStore
 
@@ -39,7 +38,6 @@ START_IS_KNOWN_TO = 3
 NIGHTS_BEFORE = 7
 """Nights that the level before a change is taken from."""
 
-_DATED = re.compile(r"(\d{4}-\d\d-\d\d)(-[a-z0-9-]+)?")
 _SERIES = re.compile(r"[a-z0-9-]+-[0-9a-f]{12}")
 
 
@@ -59,18 +57,6 @@ def checked_metrics(names: Sequence[str]) -> tuple[MetricName, ...]:
         InvalidInput: There is no such metric.
     """
     return tuple(_one_of(name, tuple(METRIC_BY_NAME), "metric") for name in names)
-
-
-def _check_end(until: str) -> None:
-    """Nights are compared by their names: anything but a date would be after all of them, or before."""
-    dated = _DATED.fullmatch(until)
-    try:
-        if dated:
-            date.fromisoformat(dated[1])
-            return
-    except ValueError:
-        pass
-    raise InvalidInput("no night with a date", subject=until, advice="Write it as 2026-12-05, or leave --until out")
 
 
 def is_series(name: str) -> bool:
@@ -111,8 +97,9 @@ def accept(
         PermanentError: The run is not in the store.
         DamagedData: What is stored of it cannot be read.
     """
-    if until:
-        _check_end(until)
+    # Nights are compared by their names: anything but a date would be after all of them, or before.
+    if until and not is_day(until):
+        raise InvalidInput("no night with a date", subject=until, advice="Write it as 2026-12-05, or leave --until out")
     cluster, series, last_night = _place_of(store, target, cluster)
     rows = _rows_until(last_night, read_history(store, cluster, series))
     if not rows:

@@ -12,6 +12,8 @@ from nightbridge.models.base import (
     RunKey,
     StoredModel,
     has_date,
+    is_day,
+    is_run_key,
     make_run_key,
     night_order,
     slug,

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -39,6 +39,8 @@ NightId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a
 RunKey = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,99}$")]
 
 _DATED = re.compile(r"\d{4}-\d\d-\d\d")
+_DAY = re.compile(r"(\d{4}-\d\d-\d\d)(-[a-z0-9-]+)?")
+_RUN_KEY = re.compile(r".+-[0-9a-f]{10}")
 
 RUN_KEY_LIMIT = 100
 
@@ -55,6 +57,15 @@ def slug(text: str, limit: int = 40) -> str:
 def has_date(night: str) -> bool:
     """Whether a night's name begins with its date; one by hand may be named by a word."""
     return _DATED.match(night) is not None
+
+
+def is_day(text: str) -> bool:
+    """Whether a text is a date that exists, or the name of a night that begins with one."""
+    found = _DAY.fullmatch(text)
+    try:
+        return found is not None and bool(date.fromisoformat(found[1]))
+    except ValueError:
+        return False
 
 
 def night_order(night: str, written: datetime) -> str:
@@ -77,3 +88,8 @@ def make_run_key(
     digest = hashlib.sha256(identity.encode()).hexdigest()[:10]
     tail = f"-{night}-{digest}"
     return slug(test_id, RUN_KEY_LIMIT - len(tail)) + tail
+
+
+def is_run_key(name: str) -> bool:
+    """Whether a name has the form of a run key."""
+    return bool(_RUN_KEY.fullmatch(name))

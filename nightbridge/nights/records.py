@@ -37,6 +37,7 @@ from nightbridge.models import (
     Verdict,
     VerdictStatus,
     has_date,
+    is_run_key,
     night_order,
     slug,
     utc_now,
@@ -89,7 +90,6 @@ def checked_night(text: str) -> str:
         ) from error
 
 
-_RUN_KEY = re.compile(r".+-[0-9a-f]{10}")
 _NEWEST = ("", "last", "last-good")
 
 LATE = timedelta(minutes=30)
@@ -298,11 +298,6 @@ def last_ends(store: ObjectStore, limit: int) -> list[NightEnd]:
     chosen = list(dict.fromkeys(night for night, _ in folders))[:limit]
     ends = in_parallel(partial(_end_in, store), [folder for night, folder in folders if night in chosen])
     return [end for end in ends if end]
-
-
-def is_run_key(name: str) -> bool:
-    """Whether a name has the form of a run key."""
-    return bool(_RUN_KEY.fullmatch(name))
 
 
 def newest_first(store: ObjectStore) -> Iterator[Night]:
