@@ -14,7 +14,6 @@ from nightbridge.errors import InvalidInput
 from nightbridge.launch.resources import at_point
 from nightbridge.models import (
     ClusterLimits,
-    GatePolicy,
     InvalidTest,
     RunDependency,
     RunSpec,
@@ -149,10 +148,14 @@ def _assembled(
     return Scenario(
         name=name,
         source=str(document.path),
-        tests=_with_canary([test for test in tests if isinstance(test, TestDefinition)]),
+        tests=_with_canary(_valid(tests)),
         invalid=tuple(test for test in tests if isinstance(test, InvalidTest)),
         findings=tuple(dict.fromkeys(warnings)),
     )
+
+
+def _valid(tests: Iterable[TestDefinition | InvalidTest]) -> list[TestDefinition]:
+    return [test for test in tests if isinstance(test, TestDefinition)]
 
 
 def _with_canary(tests: Sequence[TestDefinition]) -> tuple[TestDefinition, ...]:
@@ -185,7 +188,7 @@ def _scenario(document: Document, tests_dirs: Sequence[Path]) -> Scenario:
             test, found = _entry_test(document, index, entry, library)
             tests.append(test)
             warnings.extend(found)
-    if any(test.compat == "cloudai" for test in tests if isinstance(test, TestDefinition)):
+    if any(test.compat == "cloudai" for test in _valid(tests)):
         message = 'has no effect here, and compat = "cloudai" promises CloudAI\'s own; remove one of them'
         problems += [_problem(document, (key,), message) for key in document.table if key in REFUSED_FOR_CLOUDAI]
     if problems:
@@ -198,20 +201,18 @@ def _scenario(document: Document, tests_dirs: Sequence[Path]) -> Scenario:
 def _unknown_judges(tests: Iterable[TestDefinition | InvalidTest]) -> Iterator[Violation]:
     """Warn of a canary or a reference that no test of the scenario is, nor the key of a run."""
     ids = {test.id for test in tests}
-    for test in tests:
-        gate = test.gate if isinstance(test, TestDefinition) else GatePolicy()
-        for key, name in (("canary", gate.canary), ("reference", gate.reference)):
+    for test in _valid(tests):
+        for key, name in (("canary", test.gate.canary), ("reference", test.gate.reference)):
             if name and name not in ids and not is_run_key(name):
-                where = test.lines.get(f"gate.{key}") if isinstance(test, TestDefinition) else None
                 message = (
                     f"no test of this scenario is called {name!r}{meant(name, ids)}; another scenario has to run it"
                 )
-                yield finding(where or test.source, ("gate", key), message, "warning")
+                yield finding(test.lines.get(f"gate.{key}") or test.source, ("gate", key), message, "warning")
 
 
 def _swept_references(tests: Iterable[TestDefinition | InvalidTest]) -> Iterator[Violation]:
     """Warn of a reference that has several points, of which none can be a test's own."""
-    valid = [test for test in tests if isinstance(test, TestDefinition)]
+    valid = _valid(tests)
     axes = {test.id: {axis.field for axis in test.axes} for test in valid}
     for test in valid:
         swept = axes.get(test.gate.reference or "")
