@@ -24,6 +24,7 @@ from nightbridge.gate.suspects import CommitsBetween
 from nightbridge.gate.trend import Change, Trend, trends
 from nightbridge.harvest.manifest import last_attempt, load_record
 from nightbridge.history.history_store import compact, folder_of
+from nightbridge.history.nightly_values import up_to
 from nightbridge.history.reading import read_history
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GOOD_VERDICTS, MetricName, VerdictStatus, is_day, utc_now
@@ -101,7 +102,8 @@ def accept(
     if until and not is_day(until):
         raise InvalidInput("no night with a date", subject=until, advice="Write it as 2026-12-05, or leave --until out")
     cluster, series, last_night = _place_of(store, target, cluster)
-    rows = _rows_until(last_night, read_history(store, cluster, series))
+    rows = read_history(store, cluster, series)
+    rows = up_to(rows, last_night) if last_night else rows
     if not rows:
         raise InvalidInput(
             "no history", subject=f"{target} on {cluster}", advice="Check the name, --cluster and --store"
@@ -187,12 +189,6 @@ def _place_of(store: ObjectStore, target: str, cluster: str) -> tuple[str, str, 
     if record is None:
         raise InvalidInput("no record of this run", subject=target, advice="Give a run key or a series")
     return record.job.cluster, record.series, record.spec.night
-
-
-def _rows_until(night: str, rows: Sequence[HistoryRow]) -> tuple[HistoryRow, ...]:
-    """The rows up to a night, in their order, which has a night whose name is no date where it was; all of no night."""
-    last = max((row.order for row in rows if row.night == night), default=night)
-    return tuple(row for row in rows if not night or row.order <= last)
 
 
 def _fault(

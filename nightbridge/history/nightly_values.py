@@ -87,7 +87,12 @@ def rows_until(rows: Sequence[HistoryRow], night: str | None) -> tuple[HistoryRo
     if all(row.night != night for row in rows):
         last = ", ".join(dict.fromkeys(row.night for row in rows[-5:]))
         raise InvalidInput("no such night in the history", subject=night, advice=f"The last ones are {last or 'none'}")
-    last = max(row.order for row in rows if row.night == night)
+    return up_to(rows, night)
+
+
+def up_to(rows: Sequence[HistoryRow], night: str) -> tuple[HistoryRow, ...]:
+    """The rows up to a night and of it, in their order, in which a night without a row stands where its name says."""
+    last = max((row.order for row in rows if row.night == night), default=night)
     return tuple(row for row in rows if row.order <= last)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jinja2
 
 from nightbridge.gate.verdict import OUTCOMES
-from nightbridge.history.nightly_values import Night, good_runs_before, night_value, nights_of, repeats_of
+from nightbridge.history.nightly_values import Night, good_runs_before, night_value, nights_of, repeats_of, up_to
 from nightbridge.history.rows import HistoryRow, Pin
 from nightbridge.models import GOOD_VERDICTS, Summary, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME
@@ -172,9 +172,7 @@ def _charted(run: ReportedRun) -> Section:
 
 
 def _rows_until_tonight(run: ReportedRun) -> list[HistoryRow]:
-    return sorted(
-        (row for row in run.rows if row.night <= run.verdict.night), key=lambda row: (row.order, row.harvested_at)
-    )
+    return sorted(up_to(run.rows, run.verdict.night), key=lambda row: (row.order, row.harvested_at))
 
 
 def _tonights(verdict: Verdict, rows: Sequence[HistoryRow]) -> tuple[HistoryRow | None, int]:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -303,6 +303,15 @@ def test_later_nights_are_not_on_the_page(nights: Nights) -> None:
     later = rows[0].model_copy(update={"night": "2026-12-01", "nodes": "from-the-future"})
 
     assert render((verdict, (*rows, later))).text == render((verdict, rows)).text
+
+
+def test_nights_after_one_that_is_named_by_a_word_are_not_on_its_page(nights: Nights) -> None:
+    verdict, rows = nights([1.0, 1.0])
+    verdict = verdict.model_copy(update={"night": "try-1"})
+    word = rows[-1].model_copy(update={"night": "try-1"})
+    later = rows[0].model_copy(update={"night": f"{word.harvested_at + timedelta(days=1):%Y-%m-%d}", "nodes": "future"})
+
+    assert render((verdict, (*rows[:-1], word, later))).text == render((verdict, (*rows[:-1], word))).text
 
 
 def test_the_page_needs_nothing_but_itself(nights: Nights) -> None:
