@@ -194,9 +194,8 @@ def _is_of_other_tests(earlier: NightStart, slot: datetime | None, scenario: Sce
 
 def _left_out(scenario: Scenario, earlier: NightStart) -> list[str]:
     """The tests of a night that are not among those that are wanted now."""
-    wanted = {*(test.id for test in scenario.tests), *(test.id for test in scenario.invalid)}
-    known = (*(test.test_id for test in earlier.tests), *earlier.invalid)
-    return [test for test in dict.fromkeys(known) if test not in wanted]
+    wanted = set(scenario.test_ids)
+    return [test for test in earlier.test_ids if test not in wanted]
 
 
 def check_same_tests(scenario: Scenario, night: str, site: Site) -> None:

@@ -74,7 +74,7 @@ def only_tests(scenario: Scenario, wanted: Collection[str]) -> Scenario:
         InvalidInput: The scenario has no test of one of these names; each is reported.
     """
     by_id = {test.id: test for test in scenario.tests}
-    known = by_id.keys() | {test.id for test in scenario.invalid}
+    known = set(scenario.test_ids)
     if unknown := [name for name in wanted if name not in known]:
         advice = f"It has {', '.join(sorted(known))}"
         raise InvalidInput("no such test", subject=scenario.source, violations=unknown, advice=advice)

@@ -371,6 +371,11 @@ class Scenario(Model):
     findings: tuple[Violation, ...] = Field((), description="What is odd, and keeps no test from running.")
 
     @property
+    def test_ids(self) -> tuple[str, ...]:
+        """Of all its tests, those last that cannot run."""
+        return (*(test.id for test in self.tests), *(test.id for test in self.invalid))
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """The findings as lines, each with the place where it was written."""
         return tuple(dict.fromkeys(map(str, self.findings)))

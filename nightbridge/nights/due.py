@@ -164,7 +164,7 @@ def _due_of(
     unmet = _without_night(slots, [night.start.slot for night in begun if night.start.slot])
     for slot in unmet if begun or slots else [None]:
         last = _last_before(nights, morning, slot)
-        expected = of_file or _tests_of(last)
+        expected = of_file or (last.start.test_ids if last else ())
         free = _since(slot, [night for night in by_hand if night not in stand_ins])
         found = _stand_ins(free, expected) or free[:1]
         stand_ins += found
@@ -201,13 +201,8 @@ def _since(slot: datetime | None, by_hand: Sequence[Night]) -> Sequence[Night]:
 
 def _lacking(nights: Iterable[Night], expected: Iterable[str]) -> tuple[str, ...]:
     """The expected tests that none of the nights has."""
-    there = {test for night in nights for test in _tests_of(night)}
+    there = {test for night in nights for test in night.start.test_ids}
     return tuple(test for test in expected if test not in there)
-
-
-def _tests_of(night: Night | None) -> tuple[str, ...]:
-    known = [*(test.test_id for test in night.start.tests), *night.start.invalid] if night else []
-    return tuple(dict.fromkeys(known))
 
 
 def _last_before(nights: Iterable[Night], morning: Morning, slot: datetime | None) -> Night | None:

@@ -123,6 +123,11 @@ class NightStart(StoredModel):
     site_options: str = Field("", description="What names its site behind a command that the report proposes.")
 
     @property
+    def test_ids(self) -> tuple[str, ...]:
+        """Of all its tests, those last that cannot run; each once."""
+        return tuple(dict.fromkeys((*(test.test_id for test in self.tests), *self.invalid)))
+
+    @property
     def late_by(self) -> timedelta | None:
         """How long after its slot it began, where that was longer than `LATE`."""
         late = self.begun_at - self.slot if self.slot else timedelta()

@@ -179,8 +179,7 @@ def _named(files: Sequence[Path]) -> tuple[dict[str, Expected], list[str]]:
         except InvalidInput as error:
             invalid.append(str(error))
         else:
-            tests = (*(test.id for test in scenario.tests), *(test.id for test in scenario.invalid))
-            expected[scenario.name] = Expected(file=str(file), tests=tests)
+            expected[scenario.name] = Expected(file=str(file), tests=scenario.test_ids)
     return expected, invalid
 
 
