@@ -70,7 +70,8 @@ OWN_OPTIONS = frozenset({"requeue", "no-requeue", "parsable", "job-name", "quiet
 """Options that nightbridge decides itself. A requeue behind our back would overwrite the job's evidence; the job's name
 is the attempt's; and a submission does not wait for the job's end."""
 
-_EMPTY = ("submits nothing", "remove the option")
+SUBMITS_NOTHING = frozenset({"help", "test-only", "version"})
+"""Options with which sbatch answers a question."""
 
 NOT_ONE_JOB: Mapping[str, tuple[str, str]] = {
     "array": ("makes several jobs of an attempt, which has one", "remove the option; `iterations` repeats a test"),
@@ -79,9 +80,7 @@ NOT_ONE_JOB: Mapping[str, tuple[str, str]] = {
         "remove the option, and run this test with a site file of that cluster",
     ),
     "wrap": ("runs a command instead of the launcher's script", "remove the option"),
-    "help": _EMPTY,
-    "test-only": _EMPTY,
-    "version": _EMPTY,
+    **dict.fromkeys(sorted(SUBMITS_NOTHING), ("submits nothing", "remove the option")),
 }
 """Options with which an attempt has no job, several, or one that is not found: what they do, and the way out."""
 

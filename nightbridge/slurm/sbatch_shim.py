@@ -26,7 +26,7 @@ from nightbridge.errors import DamagedData, InvalidInput, PermanentError, Status
 from nightbridge.files import create_model, quota_error, write_atomically, write_model
 from nightbridge.models import JobStatus, utc_now
 from nightbridge.processes import own_program
-from nightbridge.sbatch_options import OWN_OPTIONS, SBATCH, split_options
+from nightbridge.sbatch_options import OWN_OPTIONS, SBATCH, SUBMITS_NOTHING, split_options
 from nightbridge.slurm.attempt_files import (
     JOB_SCRIPT,
     REFUSAL_FILE,
@@ -62,7 +62,6 @@ _OWN_NAMES = frozenset({"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "VIRTUAL_ENV_
 # must not write into it either.)
 _LAUNCHER_ONLY = frozenset({ATTEMPT_VARIABLE, "COLUMNS"})
 
-_INFORMATION = frozenset({"help", "version", "usage", "test-only"})
 # An intent whose process still lives forbids another one for this long: a stopped process may resume and submit.
 _STALLED_AFTER = timedelta(minutes=10)
 # How far apart the clocks of this host and of slurmctld may be when a found job is matched with its intent.
@@ -211,7 +210,7 @@ def _restore_environment(attempt_dir: Path) -> None:
 
 def _read_arguments(arguments: Sequence[str], cluster: Cluster) -> tuple[list[str], Path]:
     options, rest = split_options(arguments, SBATCH)
-    if not _INFORMATION.isdisjoint(options):
+    if not SUBMITS_NOTHING.isdisjoint(options):
         _become_sbatch(arguments, cluster)
     if not rest or "wrap" in options or "array" in options:
         raise InvalidInput(
