@@ -30,6 +30,7 @@ from nightbridge.files import read_regular
 from nightbridge.launch.flags import expands, version_for_pin
 from nightbridge.launch.resources import gpus_per_node, oversized_checkpoint
 from nightbridge.models import (
+    GOLDEN_LIMIT,
     HETERO_MIMO,
     MOUNT_POINT,
     Dependency,
@@ -44,9 +45,6 @@ from nightbridge.models import (
 
 NEMO_RUN = GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git", commit="main")
 """CloudAI's default for `nemo_run_repo`."""
-
-_MAX_GOLDEN_BYTES = 64 << 20
-"""The limit that holds when they are compared, too."""
 
 
 def define_test(
@@ -201,7 +199,7 @@ def _golden_fault(path: Path) -> str:
     if not os.path.isfile(path):
         return f"no such file: {path}"
     try:
-        content = json.loads(read_regular(path.resolve(), limit=_MAX_GOLDEN_BYTES).decode())
+        content = json.loads(read_regular(path.resolve(), limit=GOLDEN_LIMIT).decode())
     except (OSError, PermanentError) as error:
         return f"cannot be read ({error}): {path}"
     except (ValueError, RecursionError) as error:

@@ -26,7 +26,7 @@ from pydantic import Field
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.files import read_regular
 from nightbridge.goldens.parity import Array, relative
-from nightbridge.models import GoldenPolicy, Model
+from nightbridge.models import GOLDEN_LIMIT, GoldenPolicy, Model
 
 Format = Literal["megatron-bridge", "megatron-lm"]
 
@@ -74,9 +74,6 @@ SPEEDS = {UTILISATION: False, ITERATION_TIME: True}
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-_MAX_BYTES = 64 << 20
-
-
 def read_golden_file(path: Path) -> GoldenValues:
     """Read a golden file of either format.
 
@@ -85,7 +82,7 @@ def read_golden_file(path: Path) -> GoldenValues:
         DamagedData: It is not whole: no JSON, or steps that it declares are missing.
     """
     try:
-        data = read_regular(path.resolve(), limit=_MAX_BYTES)
+        data = read_regular(path.resolve(), limit=GOLDEN_LIMIT)
     except OSError as error:
         raise InvalidInput(f"cannot be read ({error.strerror})", subject=str(path)) from error
     return read_golden(data, str(path))

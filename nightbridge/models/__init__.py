@@ -21,6 +21,7 @@ from nightbridge.models.base import (
 )
 from nightbridge.models.metrics import MetricName
 from nightbridge.models.scenario import (
+    GOLDEN_LIMIT,
     HETERO_MIMO,
     MOUNT_POINT,
     READING_RULE,

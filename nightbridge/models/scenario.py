@@ -123,6 +123,10 @@ def _band(name: str) -> Any:
 ControlMode = Literal["off", "on_suspicion", "every_night"]
 
 
+GOLDEN_LIMIT = 64 << 20
+"""Bytes of the largest file of golden values that is read."""
+
+
 class GatePolicy(Model):
     """When a test has become worse. Relative numbers are shares: 0.05 is 5 %.
 
