@@ -92,12 +92,19 @@ def load_site(path: Path) -> tuple[Site, tuple[str, ...]]:
 
 
 def _check_variables(variables: Mapping[str, str], findings: Findings) -> None:
-    """Refuse variables of every run without a valid name, and warn of secrets: all are in the launcher's arguments."""
-    base: KeyPath = ("global_env_vars",) if "global_env_vars" in findings.source.table else ("cluster", "env_vars")
+    """Refuse variables of every run without a valid name, and warn of secrets: all are in the launcher's arguments.
+
+    One of a CloudAI system file that is named like a secret is refused.
+    """
+    is_cloudai = "global_env_vars" in findings.source.table
+    base: KeyPath = ("global_env_vars",) if is_cloudai else ("cluster", "env_vars")
     for name, value in variables.items():
         if problem := why_unsafe_variable(name, ""):
             findings.problem((*base, name), problem)
-        if names_secret(name, value) or holds_secret(value):
+        named = names_secret(name, value)
+        if named and is_cloudai:
+            findings.problem((*base, name), "contains a secret; write it as env:NAME in the tests' extra_env_vars")
+        elif named or holds_secret(value):
             findings.warn(
                 (*base, name),
                 "contains a secret, which process lists and logs will show; write it as env:NAME in the tests' "
@@ -174,10 +181,6 @@ def _cloudai_site(document: Document, findings: Findings) -> dict[str, Any]:
     )
     if system is None:
         return {}
-    for name, value in system.global_env_vars.items():
-        if names_secret(name, value):
-            path = ("global_env_vars", name)
-            findings.problem(path, "contains a secret; write it as env:NAME in the tests' extra_env_vars")
     cluster: dict[str, Any] = {
         "kind": "slurm",
         "name": system.name,
