@@ -53,7 +53,7 @@ def current_commits(repo: GitRepo, site: Site) -> dict[str, str]:
     def commit_of(url: str, ref: str) -> str:
         return Mirror(url, site.workspace, timeout=site.git_timeout).resolve(ref)
 
-    return {".": commit, **(_submodules(repo, mirror, commit, commit_of) if repo.submodules else {})}
+    return {".": commit, **_submodules(repo, mirror, commit, commit_of)}
 
 
 def verify_unchanged(checkout: Checkout, since: datetime) -> list[str]:
@@ -82,7 +82,7 @@ def _pinned_checkout(repo: GitRepo, night: str, site: Site) -> PinnedRepository:
     def pin_of(url: str, ref: str) -> str:
         return pinned(Mirror(url, workspace, timeout=site.git_timeout), ref, night, workspace).commit
 
-    moved = _submodules(repo, mirror, pin.commit, pin_of) if repo.submodules else {}
+    moved = _submodules(repo, mirror, pin.commit, pin_of)
     checkout = check_out(mirror, repo.commit, pin.commit, workspace, with_submodules=repo.init_submodules, moved=moved)
     if pin.previous is None:
         return checkout
@@ -95,6 +95,8 @@ def _submodules(repo: GitRepo, mirror: Mirror, commit: str, commit_of: Callable[
 
     A folder that is no submodule keeps its ref: `check_out` says so.
     """
+    if not repo.submodules:
+        return {}
     if not repo.init_submodules:
         raise InvalidInput(
             "submodules are named but not checked out",
