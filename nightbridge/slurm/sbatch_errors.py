@@ -10,6 +10,13 @@ from nightbridge.slurm.protocol import JobNotAccepted
 # 26.05. StatusUnknown: the job may exist all the same, so it is looked up by name before the next try.
 # JobNotAccepted: there is no job, a later try may work. LaunchRefused: the user has to change something.
 REFUSALS: tuple[ErrorPattern, ...] = (
+    # What sbatch cannot verify is an answer: slurmctld has the request. A munged that is away when sbatch asks for its
+    # credential says "encode", and "REQUEST_".
+    ErrorPattern(
+        r"RESPONSE_\w+ has authentication error|Munge decode failed",
+        StatusUnknown, "slurmctld's answer could not be verified; the job may have been accepted",
+        "It is looked up before the next try; check munge on this host: `munge -n | unmunge`",
+    ),
     ErrorPattern(
         r"Unable to contact slurm controller \(connect failure\)|Connection refused|controller in standby mode",
         JobNotAccepted, "slurmctld cannot be reached", "Will retry; contact the site if this lasts",
@@ -22,7 +29,7 @@ REFUSALS: tuple[ErrorPattern, ...] = (
         "It is looked up before the next try",
     ),
     ErrorPattern(
-        r"(Protocol authentication error|Invalid authentication credential|Munge (en|de)code failed)",
+        r"(Protocol authentication error|Invalid authentication credential|Munge encode failed)",
         JobNotAccepted, "authentication with slurmctld failed", "Check munge on this host: `munge -n | unmunge`",
     ),
     ErrorPattern(

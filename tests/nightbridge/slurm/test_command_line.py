@@ -341,6 +341,19 @@ def test_a_slurm_conf_that_is_not_there_is_named(tmp_path: Path) -> None:
             JobNotAccepted,
         ),
         (
+            'sbatch: error: Munge decode failed: Failed to connect to "/run/munge/munge.socket.2": Connection refused\n'
+            "sbatch: error: slurm_unpack_received_msg: [[c]:6817] auth_g_verify: RESPONSE_SUBMIT_BATCH_JOB has"
+            " authentication error: Unspecified error\nsbatch: error: slurm_unpack_received_msg: [[c]:6817] Protocol"
+            " authentication error\nsbatch: error: Batch job submission failed: Unspecified error",
+            StatusUnknown,
+        ),
+        (
+            'sbatch: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file\nsbatch:'
+            " error: slurm_send_node_msg: auth_g_create: REQUEST_SUBMIT_BATCH_JOB has authentication error\nsbatch:"
+            " error: Batch job submission failed: Protocol authentication error",
+            JobNotAccepted,
+        ),
+        (
             "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates"
             " accounting/QOS policy (job submit limit, user's size and/or time limits)",
             JobNotAccepted,
