@@ -22,7 +22,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from nightbridge.gate.decisions import Decision, is_left_out, passed_by_ended
+from nightbridge.gate.decisions import Decision, is_good_by_decision, is_left_out, passed_by_ended
 from nightbridge.gate.trend import CERTAINLY_BACK
 from nightbridge.history.nightly_values import Night, run_value, times_worse, values_of
 from nightbridge.history.reading import is_good
@@ -414,12 +414,14 @@ def control_point(past: Sequence[Night], decisions: Sequence[Decision]) -> Histo
 
     Args:
         past: The nights before, oldest first.
-        decisions: Users': what was before an accepted level, repaired, or let pass for a while, is no such run.
+        decisions: Users': what was before an accepted level, repaired, or let pass for a while, is no such run; the
+            nights that were accepted are.
     """
     good = (
-        night.own
-        for night in reversed(past)
-        if is_good(night.own) and night.own.prefix and not night.own.resumed and not _is_decided(night.own, decisions)
+        own
+        for own in (night.own for night in reversed(past))
+        if (is_good(own) or is_good_by_decision(decisions, own.night, own.verdict, own.worse))
+        and (own.prefix and not own.resumed and not _is_decided(own, decisions))
     )
     points = [*itertools.islice(good, WINDOW)][::-1]
     if not points:

@@ -16,7 +16,7 @@ Nothing is deleted: the nights stay in the history, and the changes in the trend
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 from urllib.parse import quote
 
@@ -206,6 +206,18 @@ def is_left_out(decisions: Sequence[Decision], metric: str, night: str, verdict:
 def is_accepted(decisions: Sequence[Decision], metric: str, night: str) -> bool:
     """Whether a night belongs to what was accepted, so that it may be compared with, whatever its verdict was."""
     return any(one.holds and one.since <= night <= one.night for one in in_force(decisions, metric))
+
+
+def is_good_by_decision(
+    decisions: Sequence[Decision], night: str, verdict: VerdictStatus | None, worse: Iterable[str]
+) -> bool:
+    """Whether all that was bad in a night was accepted, so that its code is a last good point as well.
+
+    Nobody knows in what a night was too good to be believed: then all has to be accepted.
+    """
+    return verdict in (VerdictStatus.REGRESSED, VerdictStatus.SUSPICIOUS) and all(
+        is_accepted(decisions, metric, night) for metric in list(worse) or METRIC_BY_NAME
+    )
 
 
 def passed_by_ended(decisions: Sequence[Decision], metric: str, night: str) -> bool:

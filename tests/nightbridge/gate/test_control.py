@@ -452,6 +452,26 @@ def test_a_fault_that_was_repaired_or_let_pass_for_a_while_is_no_control_point(
     assert control_point(nights_of(good_nights()), (decision,)).night == night  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("own", "reruns"), [(1.06, 0), (1.1, 2)])
+@pytest.mark.parametrize("kind", ["baseline", "acknowledged"])
+def test_on_the_night_after_a_level_was_accepted_its_run_is_the_last_good_point(
+    kind: DecisionKind, own: float, reruns: int
+) -> None:
+    _verdict, accepted, _arms = judged_row(1.06)
+    rows = [*good_nights(), accepted]
+    about = {"kind": kind, "since": accepted.night, "night": accepted.night}
+    decision = make_decision("llama3-8b").model_copy(update=about)
+    of_memory = decision.model_copy(update={"metrics": ("peak_memory",)})
+
+    verdict = compare(run(own, "2026-11-11", GatePolicy()), rows, Evidence(decisions=(decision,)))
+
+    assert accepted.verdict is VerdictStatus.REGRESSED
+    assert control_point(nights_of(rows), (decision,)) == accepted
+    assert control_point(nights_of(rows), (of_memory,)) is None
+    assert verdict.reruns == reruns
+    assert reruns == 0 or verdict.control is not None
+
+
 def test_a_run_that_falls_back_to_the_speed_before_an_improvement_is_a_regression() -> None:
     rows = levels((20, {"step_time": 1.08}), (8, {"step_time": 1.0}))
     asks, _row, _arms = judged_row(1.08, before=rows)
