@@ -30,6 +30,9 @@ CHUNK = 1 << 20
 PASSING = frozenset({errno.EAGAIN, errno.EIO, errno.ENOTCONN, errno.ESHUTDOWN, errno.ESTALE, errno.ETIMEDOUT})
 """What a shared file system answers while its server is away."""
 
+_NOT_ITS_FAULT = PASSING | {errno.EMFILE, errno.ENFILE}
+"""What says nothing about a file that cannot be read; too many open files are no fault of it, either."""
+
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write `data` beside `path`, flush it to disk, then rename it into place; readers never see a part of it.
@@ -204,6 +207,28 @@ def _stop(error: OSError) -> None:
     raise error
 
 
+def unless_away(error: OSError, path: Path | None = None) -> None:
+    """Return if an error is the fault of the file that could not be read, which whoever reads may then leave out.
+
+    Raises:
+        TransientError: The file system is away, or this process has too many files open. The message names the file of
+            the error, or `path`.
+    """
+    if error.errno in _NOT_ITS_FAULT:
+        subject = str(error.filename or path or "")
+        raise TransientError(f"cannot be read now: {error.strerror}", subject=subject, advice="Will retry") from error
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn an `OSError` of the block into `DamagedData`, or the `TransientError` of `unless_away`."""
+    try:
+        yield
+    except OSError as error:
+        unless_away(error, path)
+        raise DamagedData(f"cannot be read: {error.strerror or error}", subject=str(path)) from error
+
+
 def walk(folder: Path, on_error: Callable[[OSError], None] = _stop) -> Iterator[tuple[Path, list[str], list[str]]]:
     """Folders, with the names of folders and of files in them, as of `os.walk`, below one that others can write.
 
@@ -250,14 +275,16 @@ def copy_regular(
     Raises:
         DamagedData: The source cannot be read.
         PermanentError: The target cannot be written.
+        TransientError: One of them cannot now.
     """
     try:
         with target.open("wb") as writer:
             for piece in _pieces(source, below, length):
                 writer.write(change(piece))
     except OSError as error:
+        kind = TransientError if error.errno in PASSING else PermanentError
         advice = "Free space, or make it writable"
-        raise PermanentError(f"cannot be written: {error.strerror}", subject=str(target), advice=advice) from error
+        raise kind(f"cannot be written: {error.strerror}", subject=str(target), advice=advice) from error
 
 
 def _pieces(source: Path, below: Path | None, length: int | None) -> Iterator[bytes]:
@@ -269,6 +296,7 @@ def _pieces(source: Path, below: Path | None, length: int | None) -> Iterator[by
                 yield piece
                 left -= len(piece)
     except OSError as error:
+        unless_away(error, source)
         raise DamagedData(f"cannot be read: {error.strerror}", subject=str(source)) from error
     yield b""
 

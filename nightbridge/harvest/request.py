@@ -20,6 +20,7 @@ from pathlib import Path
 import pydantic
 
 from nightbridge.errors import DamagedData, PermanentError, TransientError
+from nightbridge.files import PASSING
 from nightbridge.harvest.manifest import (
     METRICS,
     SUMMARY,
@@ -351,8 +352,6 @@ def _needing_room(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise PermanentError(
-            f"cannot write masked copies and measurements: {error.strerror}",
-            subject=str(folder),
-            advice="Free space there, or make it writable",
-        ) from error
+        kind = TransientError if error.errno in PASSING else PermanentError
+        what = f"cannot write masked copies and measurements: {error.strerror}"
+        raise kind(what, subject=str(folder), advice="Free space there, or make it writable") from error

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
-from nightbridge.files import walk
+from nightbridge.files import unless_away, walk
 from nightbridge.harvest.manifest import LeftOut
 from nightbridge.harvest.upload import Kind, LocalFile, Unit
 from nightbridge.models import Checkpoint, CheckpointState, StoredFile
@@ -174,6 +174,8 @@ def _checkpoint_unit(output: RunOutput, checkpoint: Checkpoint, load_with: str |
     try:
         return _proved_unit(output, checkpoint, load_with)
     except (OSError, DamagedData, InvalidInput, _NotAsJudged) as error:
+        if isinstance(error, OSError):
+            unless_away(error, checkpoint.path)
         reason = f"damaged: {error.what}" if isinstance(error, DamagedData) else str(error)
         return LeftOut(path=stored_path(output, checkpoint), reason=reason)
 

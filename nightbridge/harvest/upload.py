@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from nightbridge.errors import DamagedData, InvalidInput, TransientError
-from nightbridge.files import copy_regular
+from nightbridge.files import copy_regular, unless_away
 from nightbridge.harvest.manifest import MANIFEST, LeftOut
 from nightbridge.masking import copy_masked
 from nightbridge.models import Checkpoint, Model, StoredFile
@@ -160,6 +160,7 @@ def _stamp_of(file: LocalFile) -> Stamp:
     except InvalidInput as error:
         raise DamagedData(error.what) from error
     except OSError as error:
+        unless_away(error, Path(file.source))
         raise DamagedData(f"cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
         raise DamagedData("not a regular file")

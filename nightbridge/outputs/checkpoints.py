@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from nightbridge.errors import DamagedData
-from nightbridge.files import read_regular, walk
+from nightbridge.files import read_regular, reading, unless_away, walk
 from nightbridge.launch.config_container import check_yaml
 from nightbridge.models import Checkpoint, CheckpointState, Model
 from nightbridge.numbers import whole_number
@@ -126,14 +126,17 @@ def tracked_iteration(save_dir: Path) -> int | None:
 def _tracker(save_dir: Path) -> str:
     try:
         return read_regular(save_dir / TRACKER, limit=_MAX_TRACKER_BYTES).decode("ascii").strip()
-    except (OSError, UnicodeDecodeError):
+    except OSError as error:
+        unless_away(error)
+        return ""
+    except UnicodeDecodeError:
         return ""
 
 
 def checkpoint_size(path: Path) -> int:
     """Bytes of all regular files below a directory; what vanishes meanwhile, or cannot be listed, counts nothing."""
     total = 0
-    for parent, _, names in walk(path, lambda error: None):
+    for parent, _, names in walk(path, unless_away):
         for name in names:
             try:
                 status = os.lstat(parent / name)
@@ -152,10 +155,9 @@ def layout_state(path: Path) -> tuple[CheckpointState, str]:
         earlier, larger run in the same directory that `.metadata` does not name.
     """
     try:
-        state, reason = _judge(path, _iteration(path))
+        with reading(path):
+            state, reason = _judge(path, _iteration(path))
         return state, reason[:_MAX_REASON]  # a file can name a shard in a megabyte
-    except OSError as error:
-        return CheckpointState.DAMAGED, f"cannot be read: {error.strerror or error}"
     except DamagedData as error:
         return CheckpointState.DAMAGED, error.what
 
@@ -178,14 +180,13 @@ def checkpoint_state(path: Path) -> tuple[CheckpointState, str]:
     if state is not CheckpointState.COMPLETE:
         return state, reason
     try:
-        proof = prove_checkpoint(path, files_below(path))
-        for file, extents in proof.extents.items():
-            check_crcs(file, extents)
-        proof = proof._replace(unproven=(*proof.unproven, *_links_below(path)))
+        with reading(path):
+            proof = prove_checkpoint(path, files_below(path))
+            for file, extents in proof.extents.items():
+                check_crcs(file, extents)
+            proof = proof._replace(unproven=(*proof.unproven, *_links_below(path)))
     except DamagedData as error:
         return CheckpointState.DAMAGED, error.what
-    except OSError as error:
-        return CheckpointState.DAMAGED, f"cannot be read: {error.strerror or error}"
     return proved_state(proof, reason)
 
 
@@ -260,6 +261,7 @@ def _prove(argument: bytes) -> tuple[_Proved, bytes]:
     try:
         proof = prove_checkpoint(question.path, question.files)
     except OSError as error:
+        unless_away(error)
         raise DamagedData(f"cannot be read: {error}", subject=str(question.path)) from error
     counts = tuple((file, len(numbers)) for file, numbers in proof.extents.items())
     return _Proved(counts=counts, unproven=proof.unproven), b"".join(map(bytes, proof.extents.values()))

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 from pydantic import Field
 
-from nightbridge.errors import DamagedData
-from nightbridge.files import open_regular, walk
+from nightbridge.errors import DamagedData, NightbridgeError, TransientError
+from nightbridge.files import open_regular, reading, unless_away, walk
 from nightbridge.models import Model
 from nightbridge.outputs.event_decoder import (
     FOOTER_SIZE,
@@ -248,6 +248,7 @@ def read_event_file(path: Path) -> EventFile:
             except RecordsEnd as stop:
                 file.status, file.damage_offset, file.reason = stop.status, stop.offset, stop.reason
     except OSError as error:
+        unless_away(error, path)
         raise DamagedData(f"cannot read the event file: {error.strerror or error}", subject=str(path)) from error
     return file
 
@@ -272,13 +273,10 @@ def sound_length(path: Path, below: Path) -> int:
 
 def _sound(argument: bytes) -> tuple[_Sound, bytes]:
     path, length = _Sound.model_validate_json(argument).path, 0
-    try:
-        with open_regular(path, buffering=_BLOCK) as stream, contextlib.suppress(RecordsEnd):
-            total = os.fstat(stream.fileno()).st_size
-            while length < total and (record := _next_record(stream, total, length)) is not None:
-                length += HEADER_SIZE + len(record) + FOOTER_SIZE
-    except OSError as error:
-        raise DamagedData(f"cannot be read: {error.strerror or error}", subject=str(path)) from error
+    with reading(path), open_regular(path, buffering=_BLOCK) as stream, contextlib.suppress(RecordsEnd):
+        total = os.fstat(stream.fileno()).st_size
+        while length < total and (record := _next_record(stream, total, length)) is not None:
+            length += HEADER_SIZE + len(record) + FOOTER_SIZE
     return _Sound(path=path, length=length), b""
 
 
@@ -352,18 +350,23 @@ def read_event_files(source: Path | Sequence[Path]) -> tuple[list[EventFile], li
     if isinstance(source, Path):
         source = find_event_files(source) if not source.is_file() else (source,)
     found = map_files(_read_or_say, source)
+    if away := next((each for each in found if isinstance(each, TransientError)), None):
+        raise away
     files = sorted(
         (each for each in found if isinstance(each, EventFile)),
         key=lambda file: (file_time(file.path), file.wall_times[0] if len(file) else 0.0, file.path.name),
     )
-    return files, [*(each for each in found if isinstance(each, str)), *(file.damage for file in files if file.damage)]
+    return files, [
+        *(str(each) for each in found if isinstance(each, DamagedData)),
+        *(file.damage for file in files if file.damage),
+    ]
 
 
-def _read_or_say(path: Path) -> EventFile | str:
+def _read_or_say(path: Path) -> EventFile | NightbridgeError:
     try:
         return read_event_file(path)
-    except DamagedData as error:
-        return str(error)
+    except NightbridgeError as error:  # a fork passes on what it returns, and nothing else
+        return error
 
 
 class FoundScalars(Model):

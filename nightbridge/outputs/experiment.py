@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from nightbridge.files import open_regular, walk
+from nightbridge.files import open_regular, unless_away, walk
 from nightbridge.models import Checkpoint, Job, LaunchPlan, Model
 from nightbridge.outputs.checkpoints import LOADER_STATES, TRACKERS, find_checkpoints
 from nightbridge.outputs.curves import read_curves
@@ -225,6 +225,7 @@ class _Tree:
             self._note(path, "a link to outside the run's folder was not followed")
 
     def _note_error(self, error: OSError) -> None:
+        unless_away(error)
         if not isinstance(error, FileNotFoundError):
             self._note(Path(error.filename), f"cannot be read: {error.strerror}")
 

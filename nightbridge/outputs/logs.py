@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from pydantic import Field
 
-from nightbridge.files import open_regular
+from nightbridge.files import open_regular, unless_away
 from nightbridge.models import Model
 from nightbridge.models.metrics import METRICS, NUMBER
 from nightbridge.numbers import real_number, whole_number
@@ -362,6 +362,7 @@ def read_logs(paths: Sequence[Path]) -> LogReading:
                 for line in raw_lines(stream):
                     reader.see(line)
         except OSError as error:
+            unless_away(error, path)
             damage.append(f"{path.name}: cannot read the log: {error.strerror or error}")
         reader.end_file()
     if impossible := reader.impossible:

@@ -35,7 +35,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from nightbridge.errors import DamagedData, NightbridgeError, TransientError
-from nightbridge.files import Confinement, confine
+from nightbridge.files import Confinement, confine, unless_away
 from nightbridge.models import Model
 from nightbridge.node_programs import Failure
 from nightbridge.processes import own_program
@@ -343,7 +343,7 @@ def _serve(connection: socket.socket) -> None:
 
 def _answer(reader: _Reader, argument: bytes) -> tuple[bytes, bytes]:
     try:
-        model, data = reader(argument)
+        model, data = _read(reader, argument)
         # NaN stays NaN, and half of a surrogate pair, which no JSON may hold, becomes a question mark.
         found = json.dumps(model.model_dump(mode="json"), ensure_ascii=False).encode(errors="replace")
         return ANSWER, len(found).to_bytes(8, "little") + found + data
@@ -353,6 +353,14 @@ def _answer(reader: _Reader, argument: bytes) -> tuple[bytes, bytes]:
         detail = "it takes too much memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
         failure = Failure(kind=DamagedData.__name__, what=f"its output cannot be read: {detail}")
     return _FAILURE, failure.model_dump_json().encode()
+
+
+def _read(reader: _Reader, argument: bytes) -> tuple[BaseModel, bytes]:
+    try:
+        return reader(argument)
+    except OSError as error:
+        unless_away(error)
+        raise
 
 
 def note_opened(connection: socket.socket, cpu_seconds: float, path: Path, size: int) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from nightbridge.errors import DamagedData
-from nightbridge.files import open_regular
+from nightbridge.files import open_regular, unless_away
 from nightbridge.masking import SecretFinder
 
 PART_SIZE = 8 << 20
@@ -166,6 +166,7 @@ class FileSource:
         DamagedData: From opening or any read: the file is gone, cannot be read, is not the one that was chosen, changed
             while it was read, holds a secret, or a range of it has another CRC-32. What was sent by then must not
             become an object.
+        TransientError: From opening or any read: it cannot be read now, as its file system is away.
     """
 
     def __init__(
@@ -259,5 +260,6 @@ class FileSource:
         return DamagedData("modified while it was read", subject=str(self.path), advice="Harvest it again")
 
     def _unreadable(self, error: OSError) -> DamagedData:
+        unless_away(error, self.path)
         advice = "It was deleted, or its permissions changed"
         return DamagedData(f"cannot be read: {error.strerror}", subject=str(self.path), advice=advice)

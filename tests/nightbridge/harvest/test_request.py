@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import pkgutil
 import random
 import shlex
 import shutil
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -467,6 +469,39 @@ def test_a_checkpoint_that_is_altered_or_deleted_while_it_is_sent_is_no_error_of
     assert verify_run(store, record.prefix) == []
 
 
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE])
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("nightbridge.files._descriptor", "iter_0000040/__1_0.distcp"),
+        ("nightbridge.files._descriptor", "tfevents.1.host.2.0"),
+        ("nightbridge.files._descriptor", "log-account.exp_4711_0.out"),
+        ("os.lstat", "iter_0000040/__1_0.distcp"),
+        ("os.lstat", "tfevents.1.host.2.0"),
+        ("os.scandir", "checkpoints/iter_0000040"),
+    ],
+)
+def test_a_file_system_that_is_away_for_a_moment_costs_the_run_none_of_its_files(
+    directory: ObjectStore, left: LeftRun, monkeypatch: pytest.MonkeyPatch, call: str, name: str, number: int
+) -> None:
+    """What is left out is left out for good, and a good run without its last checkpoint is a failed one."""
+    really, away = pkgutil.resolve_name(call), [number]
+
+    def flaky(path: object, *more: Any, **named: Any) -> object:
+        if away and str(path).endswith(name):
+            raise OSError(away.pop(), os.strerror(number), str(path))
+        return really(path, *more, **named)
+
+    monkeypatch.setattr(call, flaky)
+    with pytest.raises(TransientError, match=f"{name}: cannot be read now: {os.strerror(number)}"):
+        left.harvest(directory)
+    assert read_manifest(directory, run_prefix(left.spec, 1)) is None
+
+    record = left.harvest(directory)
+    assert record.left_out == ("checkpoints/iter_0000060: in_progress: no shard",)
+    assert iterations(directory, record.prefix) == {"iter_0000040"}
+
+
 @pytest.mark.parametrize("gone", ["*", "__0_0.distcp", "run_config.yaml", ".metadata"])
 def test_an_older_checkpoint_that_most_recent_k_is_deleting_costs_only_itself(
     directory: ObjectStore, tmp_path: Path, gone: str
@@ -892,6 +927,17 @@ def test_an_attempt_folder_without_room_is_named(
     with pytest.raises(PermanentError, match=r"cannot write masked copies and measurements: No space left"):
         left.harvest(directory)
     assert list(left.plan.attempt_dir.glob(".harvest-*")) == []
+
+
+def test_an_attempt_folder_that_is_away_for_a_moment_is_waited_for(
+    directory: ObjectStore, left: LeftRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(Path, "write_bytes", away)
+    with pytest.raises(TransientError, match=r"cannot write masked copies and measurements: Stale file handle"):
+        left.harvest(directory)
 
 
 def test_what_a_harvest_left_that_died_on_another_machine_is_removed(directory: ObjectStore, left: LeftRun) -> None:

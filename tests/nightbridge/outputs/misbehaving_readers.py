@@ -1,6 +1,7 @@
 """Readers that do in a child what hostile output would have them do. Each takes a folder and reads its files by name."""
 
 import ctypes
+import errno
 import os
 import socket
 import time
@@ -96,6 +97,10 @@ def attempts(argument: bytes) -> tuple[Answer, bytes]:
 
 def raises(_argument: bytes) -> tuple[Answer, bytes]:
     raise IndexError("no such thing")
+
+
+def is_away(argument: bytes) -> tuple[Answer, bytes]:
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(Folder.model_validate_json(argument).folder))
 
 
 def _crash_over(path: Path) -> str:

@@ -1,5 +1,6 @@
 """The reader process: the death of a child is damage of one file, and a child can do nothing but read its run."""
 
+import errno
 import os
 import signal
 import socket
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from nightbridge import files
-from nightbridge.errors import DamagedData
+from nightbridge.errors import DamagedData, TransientError
 from nightbridge.files import Confinement, RefusedFile
 from nightbridge.outputs import reader_process
+from nightbridge.outputs.checkpoints import layout_state
+from nightbridge.outputs.event_files import read_event_files
 from nightbridge.outputs.logs import read_logs
 from nightbridge.outputs.reader_process import ReaderDied, call_shared, read_in_child
 from tests.nightbridge.outputs import misbehaving_readers as readers
@@ -89,6 +92,25 @@ def test_a_child_that_needs_too_much_memory_is_damage_and_this_process_grows_by_
 def test_what_a_reader_does_not_expect_is_damage(folder: Path) -> None:
     with pytest.raises(DamagedData, match="IndexError: no such thing"):
         read(readers.raises, folder)
+
+
+def test_a_file_system_that_is_away_is_no_damage(folder: Path) -> None:
+    with pytest.raises(TransientError, match=f"{folder}: cannot be read now: Stale file handle"):
+        read(readers.is_away, folder)
+
+
+@pytest.mark.parametrize(
+    "reads", [lambda path: read_logs([path]), lambda path: read_event_files([path]), lambda path: layout_state(path)]
+)
+def test_no_reader_takes_a_file_system_that_is_away_for_damage_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: Callable[[Path], object]
+) -> None:
+    def refuse(path: Path, _below: Path | None) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(files, "_descriptor", refuse)
+    with pytest.raises(TransientError, match=f"{tmp_path}/.*: cannot be read now: Input/output error"):
+        reads(tmp_path / "iter_0000050")
 
 
 def test_a_child_sees_its_run_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
