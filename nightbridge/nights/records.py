@@ -294,20 +294,13 @@ def find_nights(store: ObjectStore, *, limit: int | None = None, night: str | No
     """
     folders = _folders(store, f"nights/{night}/" if night else "nights/")
     chosen = list(dict.fromkeys(found for found, _ in folders))[:limit]
-    return list(_read_nights(store, [(found, folder) for found, folder in folders if found in chosen]))
-
-
-def last_ends(store: ObjectStore, limit: int) -> list[NightEnd]:
-    """The ends of the last `limit` night ids that have one, the newest first. Raises as `find_nights` does."""
-    folders = _folders(store, "nights/")
-    chosen = list(dict.fromkeys(night for night, _ in folders))[:limit]
-    ends = in_parallel(partial(_end_in, store), [folder for night, folder in folders if night in chosen])
-    return [end for end in ends if end]
+    nights = in_parallel(partial(read_night, store), [folder for found, folder in folders if found in chosen])
+    return [read for read in nights if read]
 
 
 def newest_first(store: ObjectStore) -> Iterator[Night]:
     """Every night of the store, each read when it is reached. Raises as `find_nights` does."""
-    return _read_nights(store, _folders(store, "nights/"))
+    return filter(None, (read_night(store, folder) for _, folder in _folders(store, "nights/")))
 
 
 def find_run(store: ObjectStore, name: str) -> str:
@@ -438,12 +431,6 @@ def _folders(store: ObjectStore, prefix: str) -> list[tuple[str, str]]:
             written = night_order(night, item.modified) if item.modified else night
             when[night] = max(when.get(night, written), written)
     return sorted(found, key=lambda key: (when[key[0]], *key), reverse=True)
-
-
-def _read_nights(store: ObjectStore, folders: Sequence[tuple[str, str]]) -> Iterator[Night]:
-    for _, folder in folders:
-        if night := read_night(store, folder):
-            yield night
 
 
 def _read(store: ObjectStore, key: str, kind: type[_M]) -> _M | None:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from nightbridge.gate.decisions import StoredDecision, list_decisions
 from nightbridge.models import Model, Verdict, VerdictStatus, night_order
-from nightbridge.nights.records import Night, NightVerdict, last_ends, newest_first, verdict_since
+from nightbridge.nights.records import Night, NightVerdict, find_nights, newest_first, verdict_since
 from nightbridge.numbers import format_count, format_value
 from nightbridge.report.charts import NightPoint, PointKind, sparkline
 from nightbridge.report.tables import STATUS_WORDS, StatusWords, cause_of, gravest_first, short_reason
@@ -78,8 +78,10 @@ def overview_of_tests(store: ObjectStore, since: str = "") -> tuple[TestOverview
     judged = gravest_first(in_parallel(lambda run: verdict_since(store, *run), newest))
     gravest = {verdict.test_id: verdict for verdict in reversed(judged)}
     decided = {one.decision.test_id: one.text for one in _open_decisions(store, ends[0].night if ends else "")}
-    shown = (_overview(gravest[test_id], by_test[test_id], decided.get(test_id, "")) for test_id in sorted(by_test))
-    return tuple(test.model_copy(update={"not_ended": not_ended.get(test.test_id, "")}) for test in shown)
+    return tuple(
+        _overview(gravest[test_id], by_test[test_id], decided.get(test_id, ""), not_ended.get(test_id, ""))
+        for test_id in sorted(by_test)
+    )
 
 
 def _not_ended(newest_first: Iterable[Night]) -> dict[str, str]:
@@ -99,7 +101,9 @@ def _open_decisions(store: ObjectStore, night: str) -> list[StoredDecision]:
     return [one for one in known if (one.decision.until or night) >= night]
 
 
-def _overview(verdict: Verdict, nights: Mapping[str, Sequence[NightVerdict]], decision: str) -> TestOverview:
+def _overview(
+    verdict: Verdict, nights: Mapping[str, Sequence[NightVerdict]], decision: str, not_ended: str
+) -> TestOverview:
     """A test by its runs of each night, oldest first, and the gravest verdict of the newest night."""
     order = list(STATUS_WORDS).index
     of_night = {night: min((run.status for run in runs), key=order) for night, runs in nights.items()}
@@ -114,6 +118,7 @@ def _overview(verdict: Verdict, nights: Mapping[str, Sequence[NightVerdict]], de
         since=verdict.since,
         cause=cause_of(verdict),
         decision=decision,
+        not_ended=not_ended,
         step_time=measured.value if measured else in_short[verdict.run_key],
         nights=of_night | {verdict.night: verdict.status},
     )
@@ -132,7 +137,8 @@ def index_html(store: ObjectStore, disk: Sequence[str] = (), limit: int = INDEX_
     """
     from nightbridge.report.page import render_page
 
-    ends = last_ends(store, limit)[::-1]
+    newest = find_nights(store, limit=limit)
+    ends = [night.end for night in reversed(newest) if night.end]
     nights = list(dict.fromkeys(end.night for end in ends))
     by_test: dict[str, dict[str, tuple[NightVerdict, str]]] = {}
     hours, confirmation, stored = defaultdict[str, float](float), 0.0, defaultdict[str, int](int)
@@ -148,7 +154,7 @@ def index_html(store: ObjectStore, disk: Sequence[str] = (), limit: int = INDEX_
             if before is None or order(verdict.status) < order(before[0].status):
                 known[end.night] = (verdict, f"{page}#{quote(verdict.run_key)}")
     last = {test: list(known.values())[-1][0] for test, known in by_test.items()}
-    not_ended = _not_ended(itertools.islice(newest_first(store), OVERVIEW_NIGHTS))
+    not_ended = _not_ended(newest[:OVERVIEW_NIGHTS])
     calls = {test for test, verdict in last.items() if STATUS_WORDS[verdict.status].task}
     waiting = not_ended.keys() & (last.keys() - calls)
     tests = sorted(by_test, key=lambda test: (test not in calls, test not in waiting, order(last[test].status), test))

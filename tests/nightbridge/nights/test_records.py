@@ -24,7 +24,6 @@ from nightbridge.nights.records import (
     find_nights,
     find_run,
     find_test,
-    last_ends,
     plan_path,
     read_end,
     read_plan,
@@ -111,7 +110,6 @@ def test_scenarios_of_much_the_same_name_are_kept_apart(store: ObjectStore, one:
 
     assert sorted(night.start.scenario for night in found) == sorted((one, other))
     assert all(night.end and night.end.scenario == night.start.scenario for night in found)
-    assert [end.scenario for end in last_ends(store, 1)] == [night.start.scenario for night in found]
 
 
 class TestANightThatWasRecordedBelowTheSlug:
