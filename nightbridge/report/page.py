@@ -30,11 +30,11 @@ from nightbridge.report.tables import (
     StatusWords,
     cause_of,
     cells_of,
-    format_point,
     further_runs_of,
     gravest_first,
     headline_of,
     next_command,
+    point_of,
 )
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _section(run: ReportedRun) -> Section:
     points, cells = _night_points(verdict, rows)[-SPARKLINE_NIGHTS:], cells_of(verdict)
     return Section(
         run=run,
-        point=format_point(dict(sorted(tonight.sweep_point.items()))) if tonight else "",
+        point=point_of(tonight) if tonight else "",
         words=STATUS_WORDS[verdict.status],
         notes=(*run.notes, *(tonight.summary.notes if tonight else ())),
         cells=tuple(cells) if any(cells) else (),

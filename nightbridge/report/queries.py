@@ -18,7 +18,7 @@ from nightbridge.history.reading import StoredSeries, find_series, read_history
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict
 from nightbridge.nights.records import like_test, read_verdict
-from nightbridge.report.tables import format_point
+from nightbridge.report.tables import point_of
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import Progress
 
@@ -50,7 +50,7 @@ class TestHistory(Model):
         """Which of the test's series this is, and what others there are; nothing where it is the only one."""
         if not self.others:
             return ()
-        point = format_point(dict(sorted(self.rows[-1].sweep_point.items()))) if self.rows else ""
+        point = point_of(self.rows[-1]) if self.rows else ""
         shown = ", ".join(filter(None, (self.series, point)))
         others = [f"{one.series} until {one.last_night}" for one in self.others[:MAX_OTHERS]]
         more = len(self.others) - len(others)

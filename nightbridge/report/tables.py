@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from nightbridge.history.rows import HistoryRow
+
 Tone = Literal["good", "bad", "warn", "none"]
 
 RICH_STYLES: dict[Tone, str] = {"good": "blue", "bad": "bold red", "warn": "yellow", "none": ""}
@@ -293,6 +295,11 @@ def _markdown_cell(cell: Cell | None) -> str:
 def format_point(point: Mapping[str, Any]) -> str:
     """A point of a sweep, `tp = 2, cuda_graph_scope = attn mlp`; variables without the name of their table."""
     return ", ".join(f"{name.rpartition('.')[2]} = {format_choice(value)}" for name, value in point.items())
+
+
+def point_of(row: "HistoryRow") -> str:
+    """The point of a run of a sweep, its fields by name; empty where there is no sweep."""
+    return format_point(dict(sorted(row.sweep_point.items())))
 
 
 def format_choice(value: object) -> str:
