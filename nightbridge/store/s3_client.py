@@ -363,10 +363,13 @@ def translate(error: Exception, subject: str) -> NightbridgeError:
 
 def translate_text(text: str, subject: str) -> NightbridgeError:
     """Build the error of ours for one of obstore's, whose text quotes the server's answer."""
-    code = re.search(r"<Code>(\w+)</Code>", text) or re.search(r"non-2xx status code: (\d+)", text)
     what = text.partition("\n\nDebug source")[0]
-    known = classify(code[1], _CODES) or _OTHER_CODE if code else classify(text, _EXCEPTIONS) or _NO_ANSWER
-    return known.error(subject, f"{code[1]}: {what}" if code else what)
+    answered = (re.search(pattern, text) for pattern in (r"<Code>(\w+)</Code>", r"non-2xx status code: (\d+)"))
+    codes = [found[1] for found in answered if found]
+    if not codes:
+        return (classify(text, _EXCEPTIONS) or _NO_ANSWER).error(subject, what)
+    known = next(filter(None, (classify(code, _CODES) for code in codes)), _OTHER_CODE)
+    return known.error(subject, f"{codes[0]}: {what}")
 
 
 def error_code(error: aws.ClientError) -> str:

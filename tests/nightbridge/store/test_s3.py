@@ -13,7 +13,7 @@ from nightbridge.models import SecretRef, StoreSettings
 from nightbridge.store import s3_client
 from nightbridge.store.checksum import FileSource, sha256_hex
 from nightbridge.store.s3 import S3Store
-from nightbridge.store.s3_client import translate
+from nightbridge.store.s3_client import translate, translate_text
 from tests.conftest import BUCKET
 from tests.real.s3_proxy import LOST, Answer, proxy_to, s3_error
 from tests.real.s3_servers import S3Server, free_port
@@ -278,6 +278,7 @@ def test_an_object_damaged_in_the_store_is_noticed(ceph: S3Server, ceph_settings
         ("ExpiredToken", 400, TransientError),
         ("RequestTimeout", 400, TransientError),
         ("SomethingNew", 502, TransientError),
+        ("SlowDownWrite", 503, TransientError),
         ("429", 429, TransientError),
     ],
 )
@@ -285,8 +286,10 @@ def test_what_passes_with_time_is_transient_and_all_else_is_not(
     code: str, status: int, kind: type[NightbridgeError]
 ) -> None:
     answer = {"Error": {"Code": code, "Message": "said so"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    error = translate(ClientError(answer, "PutObject"), "s3://b/k")
-    assert type(error) is kind
-    assert error.subject == "s3://b/k"
-    assert error.advice
-    assert "said so" in error.what
+    body = f"<Error><Code>{code}</Code><Message>said so</Message></Error>"
+    text = f"Error performing PUT http://s3/b/k - Server returned non-2xx status code: {status} Whatever: {body}"
+    for error in (translate(ClientError(answer, "PutObject"), "s3://b/k"), translate_text(text, "s3://b/k")):
+        assert type(error) is kind
+        assert error.subject == "s3://b/k"
+        assert error.advice
+        assert "said so" in error.what
