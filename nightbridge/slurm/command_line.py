@@ -44,6 +44,9 @@ QUEUE_INTERVAL = 600.0
 # job has dozens of them. SLURM_CONF alone selects the cluster.
 _SLURM_VARIABLES = re.compile(r"(?!SLURM_CONF$)(SLURMD?|SBATCH|SALLOC|SRUN|SQUEUE|SACCT|SINFO|SCANCEL|SCONTROL)_")
 
+_KILLED = range(129, 193)
+"""A shell's exit codes for a command that a signal ended; subprocess has negative ones."""
+
 _NO_SUCH_JOB = re.compile(r"Invalid job id specified", re.IGNORECASE)
 _RANGE_REFUSED = re.compile(r"(query|time) range|MaxQueryTimeRange|too wide", re.IGNORECASE)
 _ALREADY_ENDED = re.compile(
@@ -90,7 +93,9 @@ class CommandLineCluster:
         printed = answer.stdout.decode(errors="replace")
         if ids := _ACCEPTED.findall(printed):
             return int(ids[-1])
-        raise refusal_of(answer.stderr or printed, name)
+        # Of an sbatch that was killed, or ended well, a warning is no refusal.
+        refused = answer.code > 0 and answer.code not in _KILLED
+        raise refusal_of((answer.stderr or printed) if refused else "", name)
 
     def find(self, name: str) -> Lookup:
         """Find this user's jobs of exactly this name, in slurmctld and in accounting, however old.

@@ -110,10 +110,10 @@ REFUSALS: tuple[ErrorPattern, ...] = (
 
 
 def refusal_of(message: str, subject: str) -> NightbridgeError:
-    """The error that fits what sbatch wrote. Without output the job may exist."""
+    """The error that fits what sbatch wrote when it refused. Without any of it the job may exist."""
     if not message.strip():
         return StatusUnknown(
-            "sbatch ended without output; the job may exist",
+            "sbatch ended without an answer; the job may exist",
             subject=subject,
             advice="It is looked up before the next try",
         )

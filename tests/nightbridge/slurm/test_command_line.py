@@ -199,11 +199,13 @@ def test_the_id_is_read_through_banners_and_cluster_names(stdout: str, fake: Cal
     assert fake(sbatch=f"printf '{stdout}\\n'").submit("name", Path("x.sh"), []) == 4711
 
 
-def test_an_sbatch_that_prints_nothing_leaves_open_whether_there_is_a_job(
-    fake: Callable[..., CommandLineCluster],
+@pytest.mark.parametrize("end", ["exit 0", "kill -9 $$", "(kill -9 $$); exit 137"])
+@pytest.mark.parametrize("warning", ["", "sbatch: Warning: can't run 1 processes on 2 nodes, setting nnodes to 1"])
+def test_an_sbatch_that_ends_without_an_answer_leaves_open_whether_there_is_a_job(
+    warning: str, end: str, fake: Callable[..., CommandLineCluster]
 ) -> None:
     with pytest.raises(StatusUnknown, match="may exist"):
-        fake(sbatch="exit 0").submit("name", Path("x.sh"), [])
+        fake(sbatch=f'printf "%s" "{warning}" >&2; {end}').submit("name", Path("x.sh"), [])
 
 
 def test_without_any_answer_the_status_is_unknown(fake: Callable[..., CommandLineCluster]) -> None:
