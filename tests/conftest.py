@@ -231,13 +231,21 @@ def slurm_cluster() -> Iterator[SlurmDaemons]:
 
 
 @pytest.fixture(scope="session")
-def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A real Ceph gateway, over HTTP and HTTPS."""
+def resting_ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real Ceph gateway, over HTTP and HTTPS, for `ceph` to wake."""
     need(ceph_missing_reason())
     server = start_ceph(tmp_path_factory.mktemp("ceph") / "c")
     server.make_bucket(BUCKET)
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def ceph(resting_ceph: S3Server) -> Iterator[S3Server]:
+    """The session's Ceph. It rests between the files that use it: idle it takes a fortieth of a core all the time."""
+    resting_ceph.wake()
+    yield resting_ceph
+    resting_ceph.rest()
 
 
 @pytest.fixture(scope="session")
@@ -266,14 +274,31 @@ def events_of_this_server() -> None:
 
     A file's own server would never hear of its task runs where the file before it used another one.
     """
+    send_events()
+
+
+def send_events() -> None:
+    """Let what this process has to tell a server reach it."""
     worker = sys.modules.get("prefect.events.worker")
     if worker is not None:
         worker.EventsWorker.drain_all(timeout=10.0, at_exit=False)
 
 
 @pytest.fixture(scope="session")
-def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
-    """A real Prefect server for the whole session; client processes reach it through its `environment`."""
+def resting_prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+    """A real Prefect server for the whole session, for `prefect_server` to wake."""
     server = start_prefect(tmp_path_factory.mktemp("prefect-server"))
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def prefect_server(resting_prefect_server: PrefectServer) -> Iterator[PrefectServer]:
+    """The session's Prefect server; client processes reach it through its `environment`.
+
+    It rests between the files that use it, as Ceph does.
+    """
+    resting_prefect_server.wake()
+    yield resting_prefect_server
+    send_events()
+    resting_prefect_server.rest()

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -65,7 +67,7 @@ class PrefectServer:
     def start(self, *, patience: float = 900) -> None:
         """Start it, and wait until it answers; the first time with an empty database."""
         if not self.database_url and not self.home.exists():
-            shutil.copytree(_empty_home(), self.home)
+            make_home(self.home)
         self._serve(patience)
 
     def _serve(self, patience: float) -> None:
@@ -104,12 +106,23 @@ class PrefectServer:
         for sent in (number, signal.SIGKILL):
             if self.process.poll() is None:
                 os.killpg(self.process.pid, sent)
+                self.wake()  # a process that rests would not hear it
             try:
                 self.process.wait(20)
             except subprocess.TimeoutExpired:
                 continue
             break
         self.process = None
+
+    def rest(self) -> None:
+        """Let it stand still; what is asked of it waits."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """Let it go on."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """End it without a word."""
@@ -129,6 +142,22 @@ class PrefectServer:
         assert done.returncode == 0, f"prefect {' '.join(arguments)}: {done.stdout}\n{done.stderr}"
         return done.stdout
 
+    def make_pool(self, name: str) -> None:
+        """Make a work pool of processes as the command does, which takes seconds to start; one that is there stays."""
+        from prefect.workers.process import ProcessWorker
+
+        template = ProcessWorker.get_default_base_job_template()
+        try:
+            self.ask("POST", "work_pools/", {"name": name, "type": "process", "base_job_template": template})
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.CONFLICT:
+                raise
+
+    def log_of(self, flow_run: str) -> str:
+        """What a flow run has logged, as the UI shows it."""
+        wanted = {"logs": {"flow_run_id": {"any_": [flow_run]}}, "sort": "TIMESTAMP_ASC"}
+        return "\n".join(line["message"] for line in self.ask("POST", "logs/filter", wanted))
+
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, patience: float = 120) -> Any:
         """Send one request to the API, as the UI does, again while the server is away or busy; return the answer."""
         request = urllib.request.Request(
@@ -147,6 +176,11 @@ class PrefectServer:
                 if getattr(error, "code", 503) < 500 or time.monotonic() > deadline:
                     raise
             time.sleep(0.5)
+
+
+def make_home(folder: Path) -> None:
+    """Make a home of Prefect as a server leaves it that nobody has used: what is started in it has a database at once."""
+    shutil.copytree(_empty_home(), folder)
 
 
 def _empty_home() -> Path:

@@ -99,6 +99,16 @@ class S3Server:
             ca_bundle=self.ca_bundle if endpoint_url and endpoint_url.startswith("https") else None,
         )
 
+    def rest(self) -> None:
+        """Let every process stand still; what is asked of it waits."""
+        for process in self.processes:
+            process.send_signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """Let them go on."""
+        for process in self.processes:
+            process.send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         """Stop every process; returns when they are gone."""
         _stop(self.processes)
@@ -241,7 +251,7 @@ def free_port() -> int:
 
 def _ceph_conf(folder: Path, mon_ports: tuple[int, int]) -> str:
     # The short intervals make pools appear in tenths of a second instead of seconds, and deleted objects free their
-    # room in seconds instead of hours; nothing else is tuned.
+    # room in seconds instead of hours. An OSD that rested for long is not taken for a dead one. Nothing else is tuned.
     return f"""[global]
 fsid = {uuid.uuid4()}
 mon initial members = a
@@ -266,6 +276,7 @@ mon allow pool size one = true
 mon data avail warn = 2
 mon data avail crit = 1
 mon max pg per osd = 1000
+mon osd report timeout = 86400
 rgw gc obj min wait = 1
 rgw gc processor period = 2
 paxos propose interval = 0.05
