@@ -1,9 +1,9 @@
 """How long the commands that list what there is take on a large store.
 
-    PYTHONPATH=. python benchmarks/reading_commands.py [TESTS NIGHTS]      default: 100 400
+    PYTHONPATH=. python benchmarks/reading_commands.py [TESTS NIGHTS REPEATS]      default: 100 400 5
 
 Writes a store with so many nights of so many tests, a verdict for each, and prints for each command the wall time and
-the processor time of a cold process: the median of five.
+the processor time of a cold process: the median of so many.
 """
 
 import os
@@ -21,10 +21,9 @@ from tests.builders import store_night
 
 NIGHTBRIDGE = str(Path(sys.executable).with_name("nightbridge"))
 COMMANDS = (["ls", "--limit", "1"], ["ls"], ["status"], ["history"], ["nights"], ["status", "test-007"])
-REPEATS = 5
 
 
-def main(tests: int, nights: int) -> None:
+def main(tests: int, nights: int, repeats: int) -> None:
     with tempfile.TemporaryDirectory(prefix="reading-") as folder:
         workspace = Path(folder)
         store = open_store(StoreSettings(url=f"file://{workspace}/store"))
@@ -42,7 +41,7 @@ def main(tests: int, nights: int) -> None:
             night = str(date(2026, 1, 1) + timedelta(days=number))
             store_night(store, night, verdicts, workspace, comparisons=(step_time,))
         for command in COMMANDS:
-            measured = [seconds_of([NIGHTBRIDGE, *command, "--workspace", folder]) for _ in range(REPEATS)]
+            measured = [seconds_of([NIGHTBRIDGE, *command, "--workspace", folder]) for _ in range(repeats)]
             wall, processor = (statistics.median(each) for each in zip(*measured, strict=True))
             print(f"{' '.join(command):20} {wall:6.2f} s, {processor:6.2f} s of processor time")
 
@@ -56,4 +55,4 @@ def seconds_of(command: list[str]) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    main(*(int(argument) for argument in (sys.argv[1:3] or ("100", "400"))))
+    main(*(int(argument) for argument in (sys.argv[1:4] or ("100", "400", "5"))))

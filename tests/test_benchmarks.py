@@ -23,6 +23,8 @@ pytestmark = pytest.mark.thorough
 
 ROOT = Path(__file__).parents[1]
 
+CHANGE = "--changes=step +3 %"
+
 SMALL = {
     "attribution.py": (
         ["--noise", "NOISE", "--causes", "8", "--processes", "1"],
@@ -32,19 +34,19 @@ SMALL = {
     "clone.py": (["--scale", "0.01", "--repeats", "1"], "ratio .* x"),
     "detection.py": (["--series", "1", "--steps", "1", "--kinds", "gaussian", "--processes", "1"], "FA/year"),
     "error_rate.py": (
-        ["--series", "1", "--steps", "1", "--nights", "70", "--kinds", "gaussian", "--processes", "1"],
+        ["--series", "1", "--steps", "1", "--nights", "70", "--kinds", "gaussian", "--processes", "1", CHANGE],
         "alarms/year 0.000",
     ),
-    "event_files.py": (["--events", "2000"], r"nightbridge .* M events/s"),
+    "event_files.py": (["--events", "2000", "--repeats", "1"], r"nightbridge .* M events/s"),
     "masking.py": ([], r"log: \d+ MB/s; weights: \d+ MB/s"),
     "containers.py": (["DUMP", "--count", "3"], r"moved +nightbridge refuses \d of 3\n(?s:.*)switches +nightbridge"),
     "overrides.py": (["DUMP", "4", "1"], "same answer as Hydra for 4 of 4\n"),
     "parity.py": (["--pairs", "5"], "5 synthetic pairs"),
     "reader.py": (["2", "2", "2000", "1"], r"for each run\n(?s:.*)6 MiB of shards: .* s in children"),
-    "reading_commands.py": (["8", "2"], r"history .* s of processor time"),
+    "reading_commands.py": (["8", "2", "1"], r"history .* s of processor time"),
     "report_page.py": (["3", "6", "3", "4"], r"index, 3 tests x 4 nights: .* s of processor time"),
     "startup.py": (["1"], "nightbridge validate .* s"),
-    "submitting.py": (["2"], r"forked: 2 submissions in .*\n.*\nratio of processor time [1-9]"),
+    "submitting.py": (["1"], r"forked: 1 submissions in .*\n.*\nratio of processor time [1-9]"),
     "sweep.py": (["--values", "2"], "ratio|one configuration after the other"),
     "distribution.py": (["--noise", "NOISE"], "narrowest band"),
     "upload.py": (["--repeats", "0", "--sparse-gb", "0.03"], "one sparse file of 0.03 GB"),
