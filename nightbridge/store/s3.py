@@ -199,6 +199,8 @@ class S3Store:
         with s3_errors(self.url_of(prefix)):
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=folder):
                 for found in page.get("Contents", ()):
+                    if found["Key"].endswith("/"):
+                        continue  # a console or a mounted bucket marks a folder so, and no key of ours is like that
                     key = found["Key"].removeprefix(self.prefix)
                     modified, etag = found["LastModified"], plain_etag(found)
                     yield ObjectInfo(key=key, size=found["Size"], modified=modified, etag=etag)

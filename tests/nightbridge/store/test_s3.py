@@ -241,6 +241,18 @@ def test_credentials_that_expire_are_transient_also_where_the_answer_has_no_body
                 call("a")
 
 
+def test_folders_that_a_console_or_a_mount_has_marked_are_no_objects(
+    ministack: S3Server, settings_of: Callable[[str], StoreSettings]
+) -> None:
+    settings = settings_of("ministack")
+    store, client = S3Store(settings), ministack.client()
+    for marker in ("", "decisions/", "runs/llama/n1/llama-n1-0123456789/"):
+        client.put_object(Bucket=BUCKET, Key=f"{store.prefix}{marker}", Body=b"")
+    store.put("runs/llama/n1/llama-n1-0123456789/a1/manifest.json", b"{}")
+    assert [found.key for found in store.list("")] == ["runs/llama/n1/llama-n1-0123456789/a1/manifest.json"]
+    assert list(store.list("decisions")) == []
+
+
 def test_an_object_damaged_on_its_way_back_is_read_again(ministack: S3Server) -> None:
     direct = S3Store(ministack.store_settings(BUCKET, "damaged-on-its-way"))
     direct.put("a", b"content")
