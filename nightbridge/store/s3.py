@@ -90,6 +90,9 @@ class S3Store:
 
     def __init__(self, settings: StoreSettings, block_value: BlockValue | None = None) -> None:
         location = urlsplit(settings.url)
+        if location.query or location.fragment or settings.url[-1] in "?#":
+            advice = "Leave out what begins there: earlier releases have stored without it"
+            raise InvalidInput("`?` and `#` cannot be part of the store's prefix", subject=settings.url, advice=advice)
         self.bucket, self.prefix = location.netloc, checked_folder(location.path.strip("/"))
         if not self.bucket:
             raise InvalidInput("the store's URL has no bucket", subject=settings.url, advice="Use s3://BUCKET/PREFIX")

@@ -185,6 +185,12 @@ def test_what_is_no_store_url_is_invalid_input(url: str) -> None:
         open_store(StoreSettings(url=url))
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/team#1/store", "s3://bucket/a?b", "s3://bucket/a#"])
+def test_a_prefix_of_which_a_part_would_be_dropped_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput, match=r"cannot be part of the store's prefix"):
+        open_store(StoreSettings(url=url))
+
+
 KEY = "runs/llama/n1/llama-n1-0123456789/a1/logs/log a.out"
 AS_PATH = "runs/llama/n1/llama-n1-0123456789/a1/logs/log%20a.out"
 
