@@ -143,6 +143,7 @@ def open_store(settings: StoreSettings, block_value: BlockValue | None = None) -
     Raises:
         InvalidInput: No store has this kind of URL, or the settings cannot work (unknown profile, missing secret or
             certificate file).
+        TransientError: What hands out the credentials fails now.
     """
     name = STORES.get(settings.url.partition("://")[0])
     if name is None:

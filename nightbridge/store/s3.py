@@ -12,7 +12,6 @@ import os
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, urlsplit
 
@@ -35,6 +34,7 @@ from nightbridge.store.s3_client import (
     error_code,
     http_status,
     object_options,
+    read_certificates,
     s3_errors,
     translate_text,
 )
@@ -362,7 +362,7 @@ class BulkTransfers:
         client["allow_http"] = address.scheme == "http"
         authority = settings.ca_bundle or os.environ.get("AWS_CA_BUNDLE")
         if authority and address.scheme == "https":
-            client["root_certificate"] = Path(authority).read_bytes()
+            client["root_certificate"] = read_certificates(str(authority))
         self._bucket = obstore.store.S3Store(
             bucket, config=config, client_options=client, retry_config=_RETRIES, credential_provider=provide
         )

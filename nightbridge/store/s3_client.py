@@ -5,7 +5,9 @@ errors of ours: transient, or for the user to fix.
 import base64
 import contextlib
 import re
+import ssl
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -66,6 +68,7 @@ def connect(settings: StoreSettings, block_value: BlockValue | None) -> Connecti
 
     Raises:
         InvalidInput: The settings cannot work.
+        TransientError: What hands out the credentials fails now.
     """
     _check(settings)
     try:
@@ -90,7 +93,9 @@ def connect(settings: StoreSettings, block_value: BlockValue | None) -> Connecti
         _sign_known_checksums(client, credentials)
         client.meta.events.register("needs-retry.s3", _retry_if_not_s3)
         client.meta.events.register("after-call.s3", _check_is_s3)
-    except (aws.BotoCoreError, boto3.exceptions.Boto3Error, ValueError) as error:
+    except aws.CredentialRetrievalError as error:  # of the profile's credential_process, or of the machine's service
+        raise translate(error, settings.url) from error
+    except (aws.BotoCoreError, boto3.exceptions.Boto3Error, ValueError, OSError) as error:
         raise InvalidInput(str(error), subject=settings.url, advice="Correct the store's settings") from error
     return Connection(client, credentials)
 
@@ -174,6 +179,20 @@ def _verify(settings: StoreSettings) -> str | bool | None:
         return str(settings.ca_bundle)
     # Nothing is verified over plain HTTP, so a broken AWS_CA_BUNDLE must not be looked at.
     return True if (settings.endpoint_url or "").startswith("http://") else None
+
+
+def read_certificates(path: str) -> bytes:
+    """The content of a file of certificate authorities.
+
+    Raises:
+        InvalidInput: It cannot be read, or holds no certificate.
+    """
+    try:
+        ssl.create_default_context(cafile=path)
+        return Path(path).read_bytes()
+    except OSError as error:
+        what = f"no certificates can be read from it: {error.strerror or error}"
+        raise InvalidInput(what, subject=path, advice="Name a PEM file in ca_bundle, or in AWS_CA_BUNDLE") from error
 
 
 REQUEST_ID = "x-amz-request-id"
@@ -300,7 +319,8 @@ _PERMANENT_EXCEPTIONS = {
     "ParamValidationError": ("not a valid request", "Check the bucket's name and the store's settings"),
 }
 _TRANSIENT_EXCEPTIONS = {
-    "CredentialRetrievalError|TokenRetrievalError|SSOError": (
+    # obstore writes before an exception of boto3's that its credentials come from outside.
+    "CredentialRetrievalError|TokenRetrievalError|SSOError|External AWS credential provider": (
         "the credentials could not be fetched",
         "Log in again, or try later",
     ),

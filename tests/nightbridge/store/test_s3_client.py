@@ -12,9 +12,11 @@ from typing import Any
 import botocore.auth
 import pytest
 
+from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.models import StoreSettings
 from nightbridge.store.checksum import PART_SIZE, FileSource
 from nightbridge.store.s3 import S3Store
+from nightbridge.store.s3_client import translate_text
 from tests.conftest import BUCKET
 from tests.real.s3_proxy import Answer, Proxy, Request, proxy_to
 from tests.real.s3_servers import S3Server
@@ -132,6 +134,40 @@ def test_a_role_is_assumed_at_the_configured_server_and_again_before_it_expires(
         written = [request for request in proxy.requests if request.method == "PUT"]
     assert [request.headers["x-amz-security-token"] for request in written] == tokens
     assert len(asked) == len(set(tokens))
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "words"),
+    [
+        ("/bin/false", TransientError, "the credentials could not be fetched .*Log in again, or try later"),
+        ("/bin/echo hello", InvalidInput, "Correct the store's settings"),
+        ("/no/such/program", InvalidInput, "No such file.*Correct the store's settings"),
+    ],
+)
+def test_a_program_that_cannot_hand_out_credentials_now_is_waited_for_and_a_wrong_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, kind: type[Exception], words: str
+) -> None:
+    (tmp_path / "config").write_text(f"[profile site]\ncredential_process = {command}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with pytest.raises(kind, match=words):
+        S3Store(StoreSettings(url="s3://bucket/x", endpoint_url="http://127.0.0.1:1", profile="site"))
+
+
+def test_credentials_that_cannot_be_renewed_are_named_by_what_sends_the_bytes_too() -> None:
+    text = "lacked valid credentials for path External AWS credential provider: SSOTokenLoadError: Token for site"
+    assert translate_text(text, "s3://b/k").advice == "Log in again, or try later"
+
+
+@pytest.mark.parametrize("content", [None, "", "not a certificate"])
+def test_authorities_that_cannot_be_read_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    bundle = tmp_path / "ca.pem"
+    if content is not None:
+        bundle.write_text(content)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
+    with pytest.raises(InvalidInput, match=f"{bundle}: no certificates can be read from it"):
+        S3Store(StoreSettings(url="s3://bucket/x", endpoint_url="https://127.0.0.1:1"))
 
 
 def test_buckets_are_addressed_by_path_or_by_host(monkeypatch: pytest.MonkeyPatch) -> None:
