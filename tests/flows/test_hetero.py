@@ -1,7 +1,6 @@
 """One night of the second workload: two grids on two nodes each, and one of the tests follows the other."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,10 @@ from examples.practice.repositories import install_torchrun, make_practice_repos
 from nightbridge.flows import nightly_regression
 from nightbridge.models import NightReport, Outcome, RunRecord, Verdict, VerdictStatus
 from nightbridge.outputs.checkpoints import find_checkpoints
-from nightbridge.outputs.event_files import scalars
 from tests.flows.practice_night import SAMPLES, write_site
-from tests.real.prefect_harness import prefect_in_this_process
+from tests.nightbridge.outputs.builders import scalars
 
-pytestmark = pytest.mark.launcher
+pytestmark = [pytest.mark.launcher, pytest.mark.usefixtures("flows_here")]
 
 STEPS = 12
 NIGHT = f"""\
@@ -36,12 +34,6 @@ cmd_args.mb = 2
 gate.reference = "recipe"
 gate.reference_rules = {{ later = 0.011 }}
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _server() -> Iterator[None]:
-    with prefect_in_this_process():
-        yield
 
 
 @pytest.fixture(scope="module")

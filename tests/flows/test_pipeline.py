@@ -1,7 +1,7 @@
 """One night with tests of every kind: each has its own verdict, its own attempts, and its own flow run."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -33,17 +33,10 @@ from nightbridge.models import (
 )
 from nightbridge.slurm.attempts import attempts_of
 from tests.flows.practice_night import Entry, write_scenario, write_site
-from tests.real.prefect_harness import prefect_in_this_process
 
-pytestmark = pytest.mark.launcher
+pytestmark = [pytest.mark.launcher, pytest.mark.usefixtures("flows_here")]
 
 STAGES = ["prepare", "clone", "container", "validate", "submit", "watch", "harvest", "compare"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _server() -> Iterator[None]:
-    with prefect_in_this_process():
-        yield
 
 
 @dataclass(frozen=True)

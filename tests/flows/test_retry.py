@@ -6,7 +6,6 @@ What a person has requested stands until it is done, whatever comes in between.
 import errno
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -31,17 +30,10 @@ from nightbridge.tasks.context import NightContext
 from nightbridge.tasks.site import store_of
 from tests.builders import make_job, make_record, make_verdict
 from tests.flows.practice_night import SAMPLES, Entry, write_scenario, write_site
-from tests.real.prefect_harness import prefect_in_this_process
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[None]:
-    with prefect_in_this_process():
-        yield
 
 
 @pytest.mark.launcher
-@pytest.mark.usefixtures("server")
+@pytest.mark.usefixtures("flows_here")
 def test_a_retried_night_opens_new_attempts_for_what_failed_and_for_nothing_else(
     repositories: PracticeRepositories, environments_dir: Path, tmp_path: Path
 ) -> None:
@@ -67,7 +59,7 @@ def test_a_retried_night_opens_new_attempts_for_what_failed_and_for_nothing_else
     assert attempts_in(runs) == {"t0": ["a1"], "t1": ["a1", "a2"], "t2": ["a1"]}
 
 
-@pytest.mark.usefixtures("server")
+@pytest.mark.usefixtures("flows_here")
 def test_a_night_that_died_before_it_was_recorded_as_begun_is_recorded_when_it_is_started_again(tmp_path: Path) -> None:
     scenario = tmp_path / "invalid.toml"
     scenario.write_text((SAMPLES / "llama_small.toml").read_text().replace("num_gpus = 2", "num_gpuss = 2"))
@@ -161,7 +153,7 @@ def test_when_a_requested_attempt_dies_the_night_does_not_say_what_the_one_befor
 # --- a night keeps its verdicts --------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("server")
+@pytest.mark.usefixtures("flows_here")
 def test_some_tests_are_not_started_under_the_id_of_a_night_that_has_others(
     repositories: PracticeRepositories, environments_dir: Path, tmp_path: Path
 ) -> None:
@@ -181,7 +173,7 @@ def test_some_tests_are_not_started_under_the_id_of_a_night_that_has_others(
     assert not list((tmp_path / "workspace").glob("runs/*"))
 
 
-@pytest.mark.usefixtures("server")
+@pytest.mark.usefixtures("flows_here")
 def test_a_night_whose_search_for_the_cause_is_cut_short_keeps_its_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

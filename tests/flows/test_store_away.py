@@ -2,7 +2,7 @@
 
 import contextvars
 import threading
-from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -20,16 +20,11 @@ from nightbridge.tasks.stage import DELAY_VARIABLE
 from tests.builders import make_job, make_plan
 from tests.conftest import BUCKET
 from tests.nightbridge.harvest.left_run import make_run
-from tests.real.prefect_harness import prefect_in_this_process
 from tests.real.s3_proxy import LOST, Answer, proxy_to, s3_error
 from tests.real.s3_servers import S3Server
 from tests.waiting import wait_until
 
-
-@pytest.fixture(scope="module", autouse=True)
-def prefect() -> Iterator[None]:
-    with prefect_in_this_process():
-        yield
+pytestmark = pytest.mark.usefixtures("flows_here")
 
 
 def running_job(site: Site) -> tuple[Job, LaunchPlan]:
@@ -43,9 +38,11 @@ def running_job(site: Site) -> tuple[Job, LaunchPlan]:
     return job, make_plan("watched", attempt_dir, tasks_per_node=1)
 
 
-def messages() -> str:
+def messages(since: datetime) -> str:
+    """What was logged since then."""
+    wanted = {"timestamp": {"after_": since.isoformat()}}
     with get_client(sync_client=True) as client:
-        answer = client.request("POST", "/logs/filter", json={})
+        answer = client.request("POST", "/logs/filter", json={"logs": wanted})
     return "\n".join(log["message"] for log in answer.json())
 
 
@@ -66,7 +63,7 @@ def test_the_job_is_untouched_and_the_harvest_waits_and_says_for_what(
     # Both keys are masked in what is kept, and the server's own is an ordinary word; it takes any.
     monkeypatch.setenv(ministack.access_variable, "access-key-of-the-night")
     monkeypatch.setenv(DELAY_VARIABLE, "0.2")
-    renewed = threading.Event()
+    renewed, begun = threading.Event(), utc_now()
 
     with proxy_to(ministack.endpoint_url) as proxy:
         proxy.before = lambda request: None if renewed.is_set() else answer
@@ -77,7 +74,8 @@ def test_the_job_is_untouched_and_the_harvest_waits_and_says_for_what(
 
         def renew_once_told() -> None:
             wait_until(
-                lambda: f"waiting, and trying again: {store.url}" in (told := messages()) and said in told, interval=0.2
+                lambda: f"waiting, and trying again: {store.url}" in (told := messages(begun)) and said in told,
+                interval=0.2,
             )
             renewed.set()
 

@@ -8,17 +8,24 @@ from pathlib import Path
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-from tests.real.prefect_server import start_prefect
+from tests.real.prefect_server import PrefectServer, start_prefect
+
+
+@contextmanager
+def flows_of_this_process(server: PrefectServer) -> Iterator[None]:
+    """Flows and tasks of this process talk to a server, and send no heartbeats."""
+    with temporary_settings({PREFECT_API_URL: server.api_url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        yield
+        APILogWorker.drain_all(timeout=60)
 
 
 @contextmanager
 def prefect_in_this_process() -> Iterator[None]:
-    """A server with an empty database for flows and tasks of this process, which send no heartbeats."""
+    """The same with a server of their own and an empty database."""
     with tempfile.TemporaryDirectory(prefix="nightbridge-prefect-") as folder:
         server = start_prefect(Path(folder))
         try:
-            with temporary_settings({PREFECT_API_URL: server.api_url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+            with flows_of_this_process(server):
                 yield
-                APILogWorker.drain_all(timeout=60)
         finally:
             server.stop()
