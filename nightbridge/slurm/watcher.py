@@ -47,8 +47,9 @@ class Graces(NamedTuple):
     hopeless: float = 120.0
     """For which a job may be pending for a reason that never clears before it is cancelled."""
     lost: float = 1800.0
-    """Without any report of a job, after which its name is looked up: when squeue and sacct both answer, and neither
-    has a live job or an end of it, it is lost, as when slurmctld lost its state."""
+    """Without any report of a job, after which it is lost, as when slurmctld lost its state: squeue and sacct both
+    answer, and neither has a live job or an end of it, now and half as long ago. A slurmdbd that was away gets from
+    slurmctld only some time after its return what it has missed."""
     patience: float = 7 * 86_400.0
     """Without any report of a job, from Slurm or its script, after which watching it is given up."""
 
@@ -78,6 +79,8 @@ class _Watched:
         self.exit_code: int | None = None
         self.exit_code_at: float | None = None
         self.silent_since: datetime | None = None
+        self.unknown_since: datetime | None = None
+        """Since when both sources have answered, and neither has known it."""
         self.lost = False
         self.error: NightbridgeError | None = None
 
@@ -96,7 +99,7 @@ class _Watched:
             # An unknown state does not keep the exit file from ending the job.
             self.silence()
         else:
-            self.silent_since = None
+            self.silent_since = self.unknown_since = None
         self.ended_at = (self.ended_at or now) if status.state in TERMINAL else None
 
     def silence(self) -> bool:
@@ -105,6 +108,16 @@ class _Watched:
             return False
         self.silent_since = utc_now()
         return True
+
+    def is_due_for_lookup(self, grace: float) -> bool:
+        """Whether to look it up by its name: one half of the grace after the last report, and once more after that."""
+        since = self.unknown_since or self.silent_since
+        return since is not None and self.exit_code is None and (utc_now() - since).total_seconds() >= grace / 2
+
+    def look_up(self, *, unknown: bool) -> None:
+        """Take in whether both sources have answered to a lookup, and neither knows it."""
+        self.lost = unknown and self.unknown_since is not None
+        self.unknown_since = (self.unknown_since or utc_now()) if unknown else None
 
     def look_for_exit_code(self, now: float) -> bool:
         """Look for this job's exit file; whether it has just appeared."""
@@ -299,14 +312,8 @@ class Watcher:
         if self._failures:
             return
         with self._changed:
-            silent = [
-                watched
-                for watched in self._watched.values()
-                if watched.silent_since is not None
-                and watched.exit_code is None
-                and (utc_now() - watched.silent_since).total_seconds() >= self._graces.lost
-            ]
-        for watched in silent:
+            due = [watched for watched in self._watched.values() if watched.is_due_for_lookup(self._graces.lost)]
+        for watched in due:
             job = watched.job
             try:
                 complete = self._cluster.find(job.name).complete
@@ -316,7 +323,7 @@ class Watcher:
                 log.warning("job %d (%s) cannot be looked up: %s", job.job_id, job.name, error)
                 continue
             with self._changed:
-                watched.lost = complete and not known
+                watched.look_up(unknown=complete and not known)
                 self._changed.notify_all()
 
     def _enforce_policies(self) -> None:

@@ -280,6 +280,23 @@ def test_a_job_that_all_sources_certainly_do_not_know_is_lost_and_no_other(
     assert (job.status.state, job.status.nodes) == (JobState.UNKNOWN, "node1")
 
 
+def test_a_job_whose_end_accounting_learns_late_is_not_lost(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    """slurmdbd was away for long, and slurmctld forgot the job meanwhile."""
+    stub.complete = False
+    end = following(make_job(tmp_path))
+    time.sleep(2.5)
+
+    stub.complete = True
+    time.sleep(0.5)
+    stub.say(1, JobState.TIMEOUT, exit_code=0, cancelled_by="")
+    job = end.result(timeout=60)
+
+    assert job.status is not None
+    assert job.status.state is JobState.TIMEOUT
+
+
 def test_a_job_that_can_never_start_is_cancelled_after_a_grace_with_the_advice(
     stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
