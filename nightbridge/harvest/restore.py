@@ -71,13 +71,14 @@ class _Part(NamedTuple):
 
 
 def missing_objects(store: ObjectStore, manifest: Manifest) -> list[str]:
-    """What one listing shows to be wrong: objects that are missing or have another size or ETag. One line each."""
-    missing, problems = {file.path: file for file in manifest.files}, []
+    """Objects that are missing or others, a line each; a listing may lag behind, so what it doubts is looked at."""
+    missing, doubted = {file.path: file for file in manifest.files}, []
     for found in store.list(manifest.prefix):
         file = missing.pop(found.key.removeprefix(f"{manifest.prefix}/"), None)
-        if file is not None:
-            problems.append(_wrong(file, found))
-    return [problem for problem in (*(_wrong(file, None) for file in missing.values()), *problems) if problem]
+        if file is not None and _wrong(file, found):
+            doubted.append(file)
+    doubted = [*missing.values(), *doubted]
+    return list(filter(None, in_parallel(lambda file: _problem(store, manifest.prefix, file), doubted)))
 
 
 def foreign_objects(store: ObjectStore, manifest: Manifest) -> list[str]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -800,6 +800,20 @@ def test_what_the_store_lost_after_it_was_sent_is_not_committed(tmp_path: Path, 
     with pytest.raises(TransientError, match=r"not as they were sent .*__0_0.distcp: 0 bytes"):
         left.harvest(store)
     assert load_record(store, run_prefix(left.spec, 1)) is None
+
+
+def test_a_listing_that_lags_behind_is_no_damage_of_what_was_just_committed(tmp_path: Path, left: LeftRun) -> None:
+    class Lagging(DirectoryStore):
+        """Has everything, and lists no shard."""
+
+        def list(self, prefix: str) -> Iterator[ObjectInfo]:
+            return (found for found in super().list(prefix) if not found.key.endswith(".distcp"))
+
+    store = Lagging(StoreSettings(url=f"file://{tmp_path}/store"))
+    record = left.harvest(store)
+    (tmp_path / "store" / record.prefix / "checkpoints/iter_0000040/__1_0.distcp").unlink()
+    with pytest.raises(DamagedData, match=r"1 of its objects are damaged .*__1_0.distcp: missing"):
+        left.harvest(store)
 
 
 @pytest.mark.random_kill
