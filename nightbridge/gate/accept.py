@@ -21,7 +21,7 @@ from nightbridge.gate.decisions import (
 from nightbridge.gate.evidence import Contract
 from nightbridge.gate.judging import Rejudged, judge_again
 from nightbridge.gate.suspects import CommitsBetween
-from nightbridge.gate.trend import Change, Trend, trends
+from nightbridge.gate.trend import Change, Trend, as_decided, trends
 from nightbridge.harvest.manifest import last_attempt, load_record
 from nightbridge.history.history_store import compact, folder_of
 from nightbridge.history.nightly_values import up_to
@@ -113,7 +113,7 @@ def accept(
     if kind == "fixed":
         since, last = _fault(rows, found, decisions, metrics)
     else:
-        since, last = _since(rows, found, metrics), rows[-1].night
+        since, last = _since(rows, found, decisions, metrics), rows[-1].night
     decision = Decision(
         kind=kind,
         cluster=cluster,
@@ -207,7 +207,7 @@ def _fault(
     elif own[-1].verdict in GOOD_VERDICTS:
         advice = "Name the last run that was worse"
         raise InvalidInput("nothing is worse at this run that could be fixed", subject=own[-1].run_key, advice=advice)
-    return min([*begun, _streak(own)]), own[-1].night
+    return min([*begun, _streak(own, decisions)]), own[-1].night
 
 
 def _last_acknowledged(decision: Decision, found: Sequence[Trend]) -> str:
@@ -238,8 +238,13 @@ def _ongoing(found: Sequence[Trend], metrics: Sequence[MetricName]) -> list[Chan
     return [trend.ongoing for trend in found if (not metrics or trend.metric in metrics) and trend.ongoing]
 
 
-def _streak(rows: Sequence[HistoryRow]) -> str:
-    """The first of the nights at the end that are all bad, or all too good; the last one where it is neither."""
+def _streak(rows: Sequence[HistoryRow], decisions: Sequence[Decision]) -> str:
+    """The first of the nights at the end that are all bad, or all too good; the last one where it is neither.
+
+    A level that was accepted before is not what is bad now, unless the last night has that level.
+    """
+    if as_decided(rows[-1], decisions).verdict is rows[-1].verdict:
+        rows = [as_decided(row, decisions) for row in rows]
     streak, last = rows[-1].night, rows[-1].verdict
     alike = frozenset({last}) if last is VerdictStatus.SUSPICIOUS else BAD
     for row in reversed(rows):
@@ -249,9 +254,11 @@ def _streak(rows: Sequence[HistoryRow]) -> str:
     return streak
 
 
-def _since(rows: Sequence[HistoryRow], found: Sequence[Trend], metrics: Sequence[MetricName]) -> str:
+def _since(
+    rows: Sequence[HistoryRow], found: Sequence[Trend], decisions: Sequence[Decision], metrics: Sequence[MetricName]
+) -> str:
     """The first night of the last row's level."""
-    streak = _streak(rows)
+    streak = _streak(rows, decisions)
     if rows[-1].verdict is VerdictStatus.SUSPICIOUS:
         return streak
     begun = _ongoing(found, metrics)

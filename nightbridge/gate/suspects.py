@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from nightbridge.errors import DamagedData, NightbridgeError
 from nightbridge.gate.decisions import Decision
-from nightbridge.gate.trend import Change, Trend, trends
+from nightbridge.gate.trend import Change, Trend, as_decided, trends
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import changed_topology, good_runs_before, nights_of
 from nightbridge.history.reading import DUMPED
@@ -84,8 +84,10 @@ def find_suspects(
 def suspect_nights(
     verdict: Verdict, rows: Sequence[HistoryRow], decisions: Sequence[Decision] = ()
 ) -> tuple[HistoryRow, HistoryRow] | None:
-    """The last run that was certainly good, and the last one with which the change may have begun."""
-    nights = [night.own for night in nights_of(row for row in rows if row.night <= verdict.night)]
+    """The last run that was certainly good, or accepted, and the last one with which the change may have begun."""
+    nights = [
+        as_decided(night.own, decisions) for night in nights_of(row for row in rows if row.night <= verdict.night)
+    ]
     if not nights or nights[-1].night != verdict.night:
         return None
     change = _change(verdict, rows, decisions)

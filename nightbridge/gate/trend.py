@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 
-from nightbridge.gate.decisions import Decision, decision_on, is_accepted, level_start
+from nightbridge.gate.decisions import Decision, decision_on, is_accepted, is_good_by_decision, level_start
 from nightbridge.history.nightly_values import BROKEN, Night, adjusted, night_values, nights_of, values_of
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, hardly_moved
 from nightbridge.models import (
@@ -176,8 +176,23 @@ def failure_signature(reason: str) -> str:
     return _BY_CHANCE.sub("#", _FOLDERS.sub("", reason))[:LONGEST]
 
 
-def standing(verdict: Verdict, nights: Sequence[Night]) -> Standing:
-    """Whether it is new, worse, better or over, or stands. `nights`: oldest first and judged, tonight itself last."""
+def as_decided(row: HistoryRow, decisions: Sequence[Decision]) -> HistoryRow:
+    """A run as it counts since users decided about it: good where all that was bad in it is accepted."""
+    if not row.worse and not is_good_by_decision(decisions, row.night, row.verdict, row.worse):
+        return row
+    worse = {name: change for name, change in row.worse.items() if not is_accepted(decisions, name, row.night)}
+    good = is_good_by_decision(decisions, row.night, row.verdict, row.worse)
+    return row.model_copy(update={"worse": worse, "verdict": VerdictStatus.PASSED if good else row.verdict})
+
+
+def standing(verdict: Verdict, nights: Sequence[Night], decisions: Sequence[Decision] = ()) -> Standing:
+    """Whether it is new, worse, better or over, or stands.
+
+    Args:
+        verdict: Tonight's.
+        nights: Oldest first and judged, tonight itself last.
+        decisions: Users': what is bad beside an accepted level is new.
+    """
     judged = [night.own for night in nights[:-1] if night.own.verdict not in WITHOUT_RESULT]
     before = judged[-1].verdict if judged else None
     if not EXIT_CODES[verdict.status]:
@@ -185,6 +200,7 @@ def standing(verdict: Verdict, nights: Sequence[Night]) -> Standing:
             return Standing("over", "")
         better = verdict.status is VerdictStatus.IMPROVED and before is not VerdictStatus.IMPROVED
         return Standing("better" if better else "", "")
+    judged = [as_decided(row, decisions) for row in judged] if decisions else judged
     if verdict.status is VerdictStatus.UNSTABLE:
         unstable = [row.night for row in judged[-MODES_TAKE_TURNS:] if row.verdict is verdict.status]
         return Standing("standing", unstable[0]) if unstable else Standing("new", verdict.night)

@@ -131,7 +131,7 @@ def compare(record: RunRecord, history: Sequence[HistoryRow], evidence: Evidence
         verdict = _with_few_nights(verdict, len(baseline), tonight)
         verdict = verdict.model_copy(update={"reasons": (*verdict.reasons, *other, *evidence.split)})
     verdict = with_unknown(verdict, evidence.numerics)
-    return verdict.model_copy(update=standing(verdict, tonight.nights)._asdict())
+    return verdict.model_copy(update=standing(verdict, tonight.nights, evidence.decisions)._asdict())
 
 
 def compare_with(record: RunRecord, baseline: Sequence[HistoryRow]) -> Verdict:

@@ -232,6 +232,23 @@ def test_a_level_begins_with_its_own_change_and_not_with_one_that_was_repaired_l
     assert (made.since, made.night) == (night(50), night(50))
 
 
+@pytest.mark.parametrize("kind", ["baseline", "acknowledged", "fixed"])
+def test_what_is_worse_than_a_level_that_was_accepted_the_night_before_begins_after_it(
+    slowed: Callable[..., Any], store: DirectoryStore, kind: str
+) -> None:
+    made = decision("baseline", night(20), night(20))
+    _verdicts, before = slowed(1.1)
+    _verdicts, after = slowed(1.1, 1.3, decisions=(made,))
+    for row in (*before, after[-1]):
+        put_row(store, row)
+    record_decision(store, made)
+
+    later = accept(store, SERIES, checked_kind(kind), who="ann", why="another change", cluster="dgx")
+
+    assert [row.verdict for row in (before[-1], after[-1])] == [VerdictStatus.REGRESSED] * 2
+    assert (later.since, later.night) == (night(21), night(21))
+
+
 def test_accepting_what_was_too_good_begins_with_its_first_night(
     slowed: Callable[..., Any], store: DirectoryStore
 ) -> None:

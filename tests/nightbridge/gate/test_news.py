@@ -2,10 +2,12 @@
 
 import pytest
 
+from nightbridge.gate.suspects import suspect_nights
+from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.verdict import compare
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import Outcome, Verdict
-from tests.builders import make_record, make_summary
+from nightbridge.models import Outcome, Verdict, VerdictStatus
+from tests.builders import make_decision, make_record, make_summary
 
 GOOD, SLOW, SLOWER, FAST = 1.0, 1.1, 1.25, 0.9
 AWAY = 0.0
@@ -78,6 +80,24 @@ def test_only_the_same_failure_stands(
         rows.append(row_of(record, verdicts[-1]))
 
     assert [(verdict.news, verdict.since) for verdict in verdicts[8:]] == expected
+
+
+@pytest.mark.parametrize(("metrics", "expected"), [((), "new"), (("peak_memory",), "worse")])
+def test_what_is_worse_than_a_level_that_was_accepted_is_new(metrics: tuple[str, ...], expected: str) -> None:
+    about = {"since": "2026-11-09", "night": "2026-11-09", "metrics": metrics}
+    accepted = make_decision("llama3-8b").model_copy(update=about)
+    rows: list[HistoryRow] = []
+    for day, level in enumerate([GOOD] * 8 + [SLOWER, SLOWER + 0.2], start=1):
+        record = make_record(make_summary([level] * 50, tflops=700.0 / level), f"2026-11-{day:02}")
+        verdict = compare(record, rows, Evidence(decisions=(accepted,) if day > 9 else ()))
+        rows.append(row_of(record, verdict))
+
+    assert (verdict.status, verdict.news) == (VerdictStatus.REGRESSED, expected)
+    assert verdict.since == ("2026-11-10" if expected == "new" else "2026-11-09")
+    before, after = suspect_nights(verdict, rows, (accepted,)) or (rows[0], rows[0])
+    assert (before.night, after.night) == (
+        ("2026-11-09", "2026-11-10") if expected == "new" else ("2026-11-08", "2026-11-09")
+    )
 
 
 def test_what_stands_says_since_when() -> None:
