@@ -9,8 +9,8 @@ from pydantic import Field
 
 from nightbridge.bisect.search import BisectPolicy, Failure, Levels
 from nightbridge.errors import InvalidInput
-from nightbridge.gate.decisions import Decision
-from nightbridge.gate.trend import failure_signature, trends
+from nightbridge.gate.decisions import Decision, is_left_out
+from nightbridge.gate.trend import as_decided, failure_signature, trends
 from nightbridge.history.nightly_values import BROKEN, Night, nights_of
 from nightbridge.history.rows import (
     COMPLETE_OUTCOMES,
@@ -139,7 +139,7 @@ def find_shift(rows: Sequence[HistoryRow], metric: str | None = None, decisions:
         # What became worse last may have been repaired since.
         changes = [change for each in searched for change in each.changes if change.worse]
     if not changes:
-        return _regressed_shift(rows, metric)
+        return _regressed_shift(rows, metric, decisions)
     change = max(changes, key=lambda change: (change.night, abs(change.change), change.metric))
     good, bad = nights[change.last_night_before], nights[change.latest_night]
     found = metric_named(change.metric)._replace(field=change.statistic)
@@ -167,13 +167,13 @@ def find_failure(rows: Sequence[HistoryRow], verdict_of: VerdictOf) -> Shift:
     return Shift(FAILURE, f"failure ({failure})", "", "", bad.night, nights[good], bad, levels)
 
 
-def find_other_losses(rows: Sequence[HistoryRow]) -> Shift:
-    """Between the last good night of a deterministic test and the first one after it with other losses.
+def find_other_losses(rows: Sequence[HistoryRow], decisions: Sequence[Decision] = ()) -> Shift:
+    """Between the last good, or accepted, night of a deterministic test and the first one after it with other losses.
 
     Raises:
         InvalidInput: There is none.
     """
-    nights = [night.own for night in nights_of(rows)]
+    nights = [as_decided(night.own, decisions) for night in nights_of(rows)]
     good = next((night for night in reversed(nights) if night.verdict in GOOD_VERDICTS), nights[0])
     later = [night for night in nights if night.order > good.order]
     digest = comparable_digest(good.summary)
@@ -203,7 +203,7 @@ def requested_shift(
     if metric == FAILURE or (metric is None and any(night.verdict in BROKEN for night in latest)):
         return find_failure(rows, verdict_of)
     if metric == LOSSES or (metric is None and any(map(_hardly_moved, latest))):
-        return find_other_losses(rows)
+        return find_other_losses(rows, decisions)
     return find_shift(rows, metric, decisions)
 
 
@@ -220,9 +220,9 @@ def _regressed_in(rows: Sequence[HistoryRow]) -> frozenset[str]:
     return frozenset(latest[0].worse or METRIC_BY_NAME) if is_now else frozenset()
 
 
-def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None) -> Shift:
-    """Between the last good night and the first regressed one after it; of the metric that moved furthest."""
-    nights = [night.own for night in nights_of(rows)]
+def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None, decisions: Sequence[Decision]) -> Shift:
+    """Between the last good, or accepted, night and the first regressed one after it."""
+    nights = [as_decided(night.own, decisions) for night in nights_of(rows)]
     regressed = [index for index, night in enumerate(nights) if night.verdict is VerdictStatus.REGRESSED]
     good = [index for index in range(max(regressed, default=0)) if nights[index].verdict in GOOD_VERDICTS]
     if not good:
@@ -230,19 +230,31 @@ def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None) -> Shift:
             "nothing became worse", subject=rows[0].test_id if rows else "history", advice="See `nightbridge history`"
         )
     bad = min(index for index in regressed if index > good[-1])
-    return moved_shift(rows, nights, good[-1], nights[bad], metric)
+    return moved_shift(rows, nights, good[-1], nights[bad], metric, decisions)
 
 
 def moved_shift(
-    rows: Sequence[HistoryRow], nights: Sequence[HistoryRow], last_good: int, bad: HistoryRow, metric: str | None
+    rows: Sequence[HistoryRow],
+    nights: Sequence[HistoryRow],
+    last_good: int,
+    bad: HistoryRow,
+    metric: str | None,
+    decisions: Sequence[Decision] = (),
 ) -> Shift:
-    """What moved furthest for the worse from a good night, by its index, to a bad one (InvalidInput: nothing did)."""
+    """What moved furthest for the worse from a good night, by its index, to a bad one (InvalidInput: nothing did).
+
+    Of the metrics that regressed in the bad night where it has some, those of every table first. What users left out,
+    such as the nights before an accepted level, is no part of the good level.
+    """
     if metric == LOSSES or (metric is None and _hardly_moved(bad)):
         return _losses_shift(nights[last_good], bad)
     good = [night for night in nights[: last_good + 1] if night.verdict in (nights[last_good].verdict, "passed")][-7:]
     moved = []
-    for one in COLUMNS if metric is None else (metric_named(metric),):
-        earlier = [value for row in good if (value := measured(one, row.summary)) is not None]
+    regressed = [each for each in METRIC_BY_NAME.values() if each.name in bad.worse]
+    of_tables = [each for each in COLUMNS if each in regressed]
+    for one in of_tables or regressed or COLUMNS if metric is None else (metric_named(metric),):
+        known = [row for row in good if not is_left_out(decisions, one.name, row.night)]
+        earlier = [value for row in known if (value := measured(one, row.summary)) is not None]
         now = measured(one, bad.summary)
         if earlier and now is not None and (level := statistics.median(earlier)):
             change = (now - level) / abs(level)
@@ -250,7 +262,8 @@ def moved_shift(
     if not moved or max(item[0] for item in moved) <= 0:
         raise InvalidInput("no metric became worse", subject=bad.run_key, advice="Name one with --metric")
     _, found, level, now = max(moved, key=lambda item: item[0])
-    return _metric_shift(rows, found, bad.night, nights[last_good], bad, level, now)
+    counted = [row for row in rows if not is_left_out(decisions, found.name, row.night)]
+    return _metric_shift(counted, found, bad.night, nights[last_good], bad, level, now)
 
 
 def _metric_shift(

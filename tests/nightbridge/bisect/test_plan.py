@@ -139,6 +139,45 @@ def test_a_night_is_not_searched_for_a_level_that_was_accepted(
     assert (shift.good.night, shift.bad.night) == (rows[39].night, rows[40].night)
 
 
+@pytest.mark.parametrize(("nights", "good"), [(0, 15), (1, 16)])
+def test_what_is_worse_than_a_level_that_was_just_accepted_is_searched_after_it(
+    night_after_night: Callable[..., list[HistoryRow]], nights: int, good: int
+) -> None:
+    rows = night_after_night([*[1.0] * 15, *[1.1] * (1 + nights), 1.3], limit=1.2)
+    accepted = rows[15].model_copy(update={"verdict": VerdictStatus.REGRESSED, "worse": {"step_time": 0.1}})
+    made = Decision(
+        kind="baseline",
+        **{name: getattr(accepted, name) for name in ("cluster", "series", "test_id")},
+        since=accepted.night,
+        night=accepted.night,
+        who="ann",
+        why="new image",
+        when=datetime(2026, 12, 1, tzinfo=UTC),
+    )
+
+    shift = requested_shift([*rows[:15], accepted, *rows[16:]], no_verdict, None, (made,))
+
+    assert (shift.good.night, shift.bad.night) == (rows[good].night, rows[-1].night)
+    assert isinstance(shift.levels, Levels)
+    assert shift.levels.good == pytest.approx(1.1, rel=0.002)
+    assert shift.levels.noise == pytest.approx(0.0033, rel=0.02)
+
+
+@pytest.mark.parametrize("worse", ["startup_time", "peak_memory"])
+def test_what_is_searched_is_what_regressed_and_not_what_moved_furthest(
+    make_row: Row, summary_of: Callable[..., Summary], worse: str
+) -> None:
+    def night(number: int, **measured: float) -> HistoryRow:
+        summary = summary_of((1.0 + 0.001 * number,) * 50).model_copy(update=measured)
+        return make_row(summary, night_id(number), verdict=VerdictStatus.PASSED)
+
+    good = [night(number, startup_time=100.0, peak_memory=60.0) for number in range(9)]
+    bad = night(9, startup_time=150.0, peak_memory=60.5, final_loss=9.0)
+    bad = bad.model_copy(update={"verdict": VerdictStatus.REGRESSED, "worse": {worse: 0.01}})
+
+    assert requested_shift([*good, bad], no_verdict, None).metric == worse
+
+
 def test_where_nothing_is_worse_tonight_the_change_that_was_repaired_is_searched(
     night_after_night: Callable[..., list[HistoryRow]],
 ) -> None:
