@@ -4,6 +4,7 @@ The watcher also cancels a job that three policies end: a pending reason that ne
 `max_runtime` of the cluster's settings (`due_cancellation`).
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -11,9 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from nightbridge.errors import NightbridgeError, PermanentError, StatusUnknown, TransientError
+from nightbridge.errors import DamagedData, NightbridgeError, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, utc_now
-from nightbridge.slurm.attempt_files import Cancellation, CancelPolicy, read_claim, read_exit_code, record_cancellation
+from nightbridge.slurm.attempt_files import (
+    Cancellation,
+    CancelPolicy,
+    read_attempt,
+    read_claim,
+    read_exit_code,
+    record_cancellation,
+)
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.script import ALREADY_CLAIMED
 from nightbridge.slurm.states import (
@@ -71,8 +79,8 @@ class _Watched:
         self.job = job
         self.followers = 0
         self.status: JobStatus | None = None
-        self.depended_at: datetime | None = None
-        """When it was last seen to wait for another job's end."""
+        self.depended_at = _depends_since(job)
+        """When it was last seen to wait for another job's end; it may have done so until it was watched."""
         self.changed_at = now
         self.reported_at = now
         self.ended_at: float | None = None
@@ -425,6 +433,14 @@ class Watcher:
 
 def _key_of(job: Job) -> _Key:
     return _Key(job.name, job.job_id)
+
+
+def _depends_since(job: Job) -> datetime | None:
+    """The time now for a job that was submitted to wait for another one: who watched it before has seen until when."""
+    with contextlib.suppress(DamagedData, OSError):
+        if any(option.startswith("--dependency") for option in read_attempt(job.attempt_dir).sbatch_options):
+            return utc_now()
+    return None
 
 
 def _without_slurm(watched: _Watched, state: JobState, reason: str, **fields: int) -> JobStatus:

@@ -24,6 +24,7 @@ from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.protocol import Lookup
 from nightbridge.slurm.script import wrap_script
 from nightbridge.slurm.watcher import Graces, Watcher
+from tests.nightbridge.slurm.conftest import opened_attempt
 from tests.real.slurm_daemons import SlurmDaemons
 
 
@@ -451,6 +452,21 @@ def test_the_wait_for_another_job_is_not_counted_as_pending(
     time.sleep(0.5)
 
     stub.say(1, JobState.PENDING, submitted_at=submitted, reason="Priority")
+    time.sleep(1)
+    assert stub.cancelled == []
+    end.result(timeout=20)
+
+    assert stub.cancelled == [1]
+
+
+def test_the_wait_for_another_job_before_a_restart_is_not_counted_either(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    stub.settings = stub.settings.model_copy(update={"max_pending": 2.0})
+    context = opened_attempt(tmp_path, "run-1", stub.settings, "--dependency=afterany:7")
+    stub.say(1, JobState.PENDING, submitted_at=utc_now() - timedelta(hours=2), reason="Priority")
+    end = following(make_job(tmp_path).model_copy(update={"attempt_dir": context.attempt_dir}))
+
     time.sleep(1)
     assert stub.cancelled == []
     end.result(timeout=20)
