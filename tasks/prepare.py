@@ -22,9 +22,11 @@ from nightbridge.launch.plan import check_workspace, make_plan
 from nightbridge.models import Checkout, ClusterLimits, Image, Job, LaunchPlan, RunSpec, Scenario, Site, Violation
 from nightbridge.repos.clone import current_commits, make_checkout
 from nightbridge.rules import check, check_dumped, errors_of
+from nightbridge.slurm.attempt_files import last_attempt, may_have_job
 from nightbridge.slurm.attempts import without_failed_nodes
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.slurm.protocol import JobNotAccepted
+from nightbridge.tasks.context import run_log
 from nightbridge.tasks.mirror import PrefectAway, artifact_key, show_table
 from nightbridge.tasks.site import image_login, node_runner, site_logins, store_of
 from nightbridge.tasks.stage import never_reused, stage
@@ -57,6 +59,8 @@ def node_limits(tests: Scenario, site: Site) -> ClusterLimits | None:
 def prepare(run: RunSpec, site: Site) -> ClusterLimits:
     """Check all that needs no checkout: workspace and store, and every rule against the cluster's limits.
 
+    A run that was started before may have a job by now: it goes on, whatever the cluster allows today.
+
     Returns:
         The limits.
 
@@ -67,7 +71,8 @@ def prepare(run: RunSpec, site: Site) -> ClusterLimits:
         check_workspace(site.workspace)
     _check_place(site)
     limits = cluster_of(site).limits()
-    _refuse_errors(run, check(run, limits))
+    run_dir = site.workspace / "runs" / run.run_key
+    _refuse_errors(run, check(run, limits), run_dir / f"a{last_attempt(run_dir)}")
     return limits
 
 
@@ -146,7 +151,7 @@ def validate(
         earlier: The ended jobs of earlier attempts: nodes that failed are left out.
 
     Raises:
-        InvalidInput: The run breaks a rule.
+        InvalidInput: The run breaks a rule, and the attempt has no job yet.
     """
     violations = (*check(run, limits, checkout), *_against_last_good(run, site))
     show_table(
@@ -155,7 +160,7 @@ def validate(
         key=artifact_key("violations", run.scenario, site.cluster.name, run.test.id),
         description=f"Violations of {run.test.id}, against the pinned code and the cluster's limits",
     )
-    _refuse_errors(run, violations)
+    _refuse_errors(run, violations, attempt_dir)
     plan = make_plan(run, checkout, image, limits, site, attempt, attempt_dir)
     plan = without_failed_nodes(plan, earlier, limits)
     log = get_run_logger()
@@ -187,9 +192,13 @@ def _against_last_good(run: RunSpec, site: Site) -> tuple[Violation, ...]:
     return violations
 
 
-def _refuse_errors(run: RunSpec, violations: Sequence[Violation]) -> None:
-    if found := [str(violation) for violation in errors_of(violations)]:
+def _refuse_errors(run: RunSpec, violations: Sequence[Violation], attempt_dir: Path) -> None:
+    """Refuse a run that breaks rules; one whose attempt may have a job is followed to its end all the same."""
+    found = [str(violation) for violation in errors_of(violations)]
+    if found and not may_have_job(attempt_dir):
         raise InvalidInput(f"{len(found)} rule(s) broken", subject=run.test.id, violations=found)
+    for violation in found:
+        run_log().warning("its job is in Slurm already, so it goes on: %s", violation)
 
 
 def _check_place(site: Site) -> None:

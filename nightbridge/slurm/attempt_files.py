@@ -183,6 +183,14 @@ def read_submission(attempt_dir: Path) -> Submission | None:
     return _read(Submission, attempt_dir / SUBMISSION_FILE)
 
 
+def may_have_job(attempt_dir: Path) -> bool:
+    """Whether an attempt has a job, ended or not, or may have one that is not recorded: to refuse it is too late."""
+    try:
+        return attempt_dir.is_dir() and bool(read_submission(attempt_dir) or read_intents(attempt_dir))
+    except DamagedData:
+        return True
+
+
 def read_refusal(attempt_dir: Path, *, since: datetime) -> SubmitRefusal | None:
     """Why the shim refused at or after `since`, None when it did not."""
     refusal = _read(SubmitRefusal, attempt_dir / REFUSAL_FILE)

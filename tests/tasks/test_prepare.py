@@ -8,8 +8,9 @@ import pytest
 from nightbridge.errors import InvalidInput
 from nightbridge.images.on_node import NodeImporter
 from nightbridge.models import ClusterSettings, ImageImport, Site
+from nightbridge.slurm.attempt_files import declare_intent, open_attempt
 from nightbridge.tasks.prepare import _importer, prepare
-from tests.builders import make_spec
+from tests.builders import make_spec, record_submission
 
 KINDS = get_args(ClusterSettings.model_fields["kind"].annotation)
 
@@ -39,3 +40,21 @@ def test_a_workspace_whose_path_the_launcher_would_alter_is_refused_before_anyth
         prepare.fn(make_spec(), site)
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_whose_job_is_in_slurm_is_not_refused_when_the_cluster_has_changed(tmp_path: Path) -> None:
+    site, run = Site(workspace=tmp_path), make_spec(cmd_args={"container_image": "/images/nemo.sqsh", "max_steps": 5})
+    attempt = open_attempt(tmp_path, run.run_key, site.cluster)
+    with pytest.raises(InvalidInput, match="rule"):
+        prepare.fn(run, site)
+
+    intent = declare_intent(attempt.attempt_dir, tmp_path / "job.sh", tmp_path, after=0)
+    assert prepare.fn(run, site).partitions
+    assert intent is not None
+    intent.unlink()
+    record_submission(attempt.attempt_dir, attempt.name, 1)
+    assert prepare.fn(run, site).partitions
+
+    open_attempt(tmp_path, run.run_key, site.cluster, 2)
+    with pytest.raises(InvalidInput, match="rule"):
+        prepare.fn(run, site)
