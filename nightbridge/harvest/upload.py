@@ -211,7 +211,7 @@ class _Sender:
                 if file.kind != "tensorboard" or not _grew(Path(file.source), stamp):
                     raise
                 return self._send_sound_records(number, file, stamp, _sound_length(file), "still growing")
-        except DamagedData as error:
+        except (DamagedData, InvalidInput) as error:  # the latter of a path too long for a key of the store
             self._failed.add(unit)
             return LeftOut(path=file.path, reason=error.what)
 

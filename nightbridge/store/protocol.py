@@ -21,7 +21,7 @@ from nightbridge.store.checksum import FileSource
 _M = TypeVar("_M", bound=Model)
 
 KEY_LIMIT = 1000
-"""Bytes of a whole key; S3 allows 1024, and the store's own prefix is part of that."""
+"""Bytes of a key; S3 allows 1024, and the store's own prefix is part of that."""
 
 _NO_PARTS, _CONTROL = frozenset({"", ".", ".."}), re.compile(r"[\x00-\x1f\x7f]")
 

@@ -58,6 +58,9 @@ CHUNK = 1 << 18
 CREDENTIALS_AGE = timedelta(minutes=5)
 """How long obstore keeps what boto3 gave it; boto3 renews it by itself."""
 
+LONGEST_KEY = 1024
+"""Bytes of a key: the limit of S3."""
+
 STORAGE_CLASS = "Storage-Class"
 """The attribute that is no user metadata."""
 
@@ -232,7 +235,11 @@ class S3Store:
         return f"{endpoint.scheme}://{self.bucket}.{endpoint.netloc}{below}/{path}"
 
     def _key(self, key: str) -> str:
-        return self.prefix + checked_key(key)
+        whole = self.prefix + checked_key(key)
+        if len(whole.encode()) > LONGEST_KEY:
+            what = f"not a usable object key: longer than {LONGEST_KEY} bytes with the store's prefix"
+            raise InvalidInput(what, subject=repr(whole), advice="Rename the file, or shorten the prefix")
+        return whole
 
     def _object(self, key: str) -> dict[str, str]:
         return {"Bucket": self.bucket, "Key": self._key(key)}

@@ -39,6 +39,21 @@ def test_odd_names_come_back_as_they_were(store: ObjectStore, tmp_path: Path, si
     ) == (sent)
 
 
+@pytest.mark.parametrize("length", [993, 980])
+def test_a_path_too_long_for_a_key_of_the_store_leaves_its_unit_out_and_no_other(
+    store: ObjectStore, tmp_path: Path, length: int
+) -> None:
+    """The run's prefix is part of the key, and of S3's the store's own, too."""
+    (tmp_path / "a").write_bytes(b"weights")
+    path = "/".join(["checkpoints", *["x" * 200] * 4]).ljust(length - 150, "y") + "/" + "z" * 149
+    sent = send(
+        store, tmp_path, Unit.of(tmp_path / "a", path, "checkpoint"), Unit.of(tmp_path / "a", "b", "checkpoint")
+    )
+    fits = length == 980 and not store.url.startswith("s3")
+    assert [file.path for file in sent.files] == ["b", *[path] * fits]
+    assert ["longer than 10" in left_out.reason for left_out in sent.left_out] == [True] * (not fits)
+
+
 @pytest.mark.parametrize("kind", ["log", "checkpoint"])
 def test_an_empty_file_is_a_file(store: ObjectStore, tmp_path: Path, kind: str) -> None:
     (tmp_path / "empty").touch()
