@@ -13,9 +13,7 @@ where its records lie. The format: https://pkware.cachefly.net/webdocs/casestudi
 import io
 import json
 import math
-import pickletools
 import re
-import stat
 import struct
 from array import array
 from collections import Counter, defaultdict
@@ -25,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from nightbridge.errors import DamagedData
 from nightbridge.files import open_regular, read_regular
-from nightbridge.outputs.checkpoint_metadata import Item, read_metadata, step_in
+from nightbridge.outputs.checkpoint_metadata import Item, is_pickle, read_metadata, shard_problem, step_in
 
 # --- archives of torch.save -------------------------------------------------------------------------------------------
 
@@ -275,9 +273,10 @@ class _Prover:
         items: dict[str, list[Item]] = defaultdict(list)
         for item in metadata.items:
             items[item.relative_path].append(item)
+        sizes = metadata.shard_sizes
         for name, own in items.items():
             self.named.add(path.parent / name)
-            if problem := shard_problem(path.parent, name, max(item.offset + item.length for item in own)):
+            if problem := shard_problem(path.parent, name, sizes[name]):
                 raise DamagedData(problem, subject=str(path.parent / name))
             with open_regular(path.parent / name) as stream:
                 try:
@@ -305,7 +304,7 @@ class _Prover:
         try:
             records = read_archive(stream, item.offset, item.length)
         except BadArchive as error:
-            if item.dtype or not _is_pickle(stream, item):
+            if item.dtype or item.length > _MAX_PICKLE_BYTES or not is_pickle(_read(stream, item.offset, item.length)):
                 raise BadArchive(f"`{item.name}` at byte {item.offset} is damaged: {error}") from error
             self.unproven.append(f"{path.name} has objects without a checksum, such as `{item.name}`")
             return
@@ -403,37 +402,11 @@ def _check_ranks(files: Iterable[Path]) -> None:
             raise DamagedData(f"there is no {kind} {lost}, but a {kind} {max(found)}", subject=str(folder))
 
 
-def shard_problem(folder: Path, name: str, size: int) -> str:
-    """Why a shard that `.metadata` names cannot be what it is said to be; empty for none."""
-    pure = PurePosixPath(name)
-    if pure.is_absolute() or ".." in pure.parts:
-        return f"{name} lies outside the checkpoint"
-    try:
-        status = (folder / name).lstat()
-    except FileNotFoundError:
-        return f"shard {name} is missing"
-    if not stat.S_ISREG(status.st_mode):
-        return f"shard {name} is not a regular file"
-    return f"shard {name} has {status.st_size} of {size} bytes" if status.st_size < size else ""
-
-
 def _check_unnamed(stream: BinaryIO, begin: int, end: int) -> None:
     """Bytes that no item is made of are harmless, unless they are an item."""
     stream.seek(begin)
     if stream.read(min(end - begin, len(_ARCHIVE))) == _ARCHIVE:
         raise BadArchive(f"bytes {begin} to {end} are an item that .metadata does not name")
-
-
-def _is_pickle(stream: BinaryIO, item: Item) -> bool:
-    """Whether an object was written as a pickle, or is empty, as some extra states are."""
-    if item.length > _MAX_PICKLE_BYTES:
-        return False
-    stream.seek(item.offset)
-    data = stream.read(item.length)
-    try:
-        return not data or [at for *_, at in pickletools.genops(data)][-1] == len(data) - 1
-    except (ValueError, IndexError, TypeError):
-        return False
 
 
 def _check_tensor(stream: BinaryIO, item: Item, records: tuple[Record, ...]) -> None:

@@ -1,9 +1,10 @@
-"""`.metadata` of a distributed checkpoint: which bytes of which files its items are, and whether it contradicts itself.
+"""What a checkpoint says of itself: the bytes of its items, its step, and the settings that it was saved with.
 
-It is a pickle, and a pickle can run any code when it is loaded. It is read without torch and without running anything:
-every class that such a file may name becomes an inert stand-in that only keeps what it is given; every other name is
-refused. Nothing is imported. Opcodes that torch never writes, and such as go round that check or take time or memory
-without bound, are refused before loading.
+`.metadata` of a distributed checkpoint has which bytes of which files its items are. It is a pickle, and a pickle can
+run any code when it is loaded. It is read without torch and without running anything: every class that such a file may
+name becomes an inert stand-in that only keeps what it is given; every other name is refused. Nothing is imported.
+Opcodes that torch never writes, and such as go round that check or take time or memory without bound, are refused
+before loading.
 
 The file has no checksum. What it says twice is compared instead: every chunk of every tensor has its storage and the
 other way round, chunks fill their tensor without overlap, names agree with the paths that they were made of.
@@ -11,16 +12,19 @@ other way round, chunks fill their tensor without overlap, names agree with the 
 
 import bisect
 import io
+import json
 import math
 import pickle
 import pickletools
 import re
+import stat
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from nightbridge.errors import DamagedData
 from nightbridge.files import read_regular
+from nightbridge.launch.config_container import check_yaml
 
 _MAX_BYTES = 1 << 30
 """The metadata of the largest known models has some tens of megabytes."""
@@ -77,6 +81,14 @@ class CheckpointMetadata(NamedTuple):
     """Whether torch.distributed.checkpoint flattened the state dict; Megatron-Core hands over a flat one."""
     unknown: tuple[str, ...]
     """Classes of torch and Megatron-Core that this release does not know."""
+
+    @property
+    def shard_sizes(self) -> dict[str, int]:
+        """Bytes that each shard has at least, by its name."""
+        sizes: dict[str, int] = {}
+        for item in self.items:
+            sizes[item.relative_path] = max(sizes.get(item.relative_path, 0), item.offset + item.length)
+        return sizes
 
     def has(self, name: str) -> bool:
         """Whether an item has this name, or is one of its shards."""
@@ -342,6 +354,14 @@ def _check_opcodes(data: bytes) -> None:
             stack += made
 
 
+def is_pickle(data: bytes) -> bool:
+    """Whether an object was written as a pickle, or is empty, as some extra states are."""
+    try:
+        return not data or [at for *_, at in pickletools.genops(data)][-1] == len(data) - 1
+    except (ValueError, IndexError, TypeError):
+        return False
+
+
 # --- a training state -------------------------------------------------------------------------------------------------
 
 _INTEGERS = {("GLOBAL", "torch LongStorage"): 8, ("GLOBAL", "torch IntStorage"): 4}
@@ -369,3 +389,81 @@ def step_in(pickled: bytes) -> int | tuple[str, int]:
     if not is_tensor or not is_scalar or (len(stored), len(sizes)) != (1, 1):
         raise ValueError("`step` is no integer")
     return stored[0], sizes[0]
+
+
+# --- the files beside it ----------------------------------------------------------------------------------------------
+
+MAX_CONFIG_BYTES = 4 << 20
+"""Of `run_config.yaml` and of `metadata.json`, at most."""
+
+
+def shard_problem(folder: Path, name: str, size: int) -> str:
+    """Why a shard that `.metadata` names cannot be what it is said to be; empty for none."""
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts:
+        return f"{name} lies outside the checkpoint"
+    try:
+        status = (folder / name).lstat()
+    except FileNotFoundError:
+        return f"shard {name} is missing"
+    if not stat.S_ISREG(status.st_mode):
+        return f"shard {name} is not a regular file"
+    return f"shard {name} has {status.st_size} of {size} bytes" if status.st_size < size else ""
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a regular, non-empty file; a link is none, since its target is not part of the checkpoint."""
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size > 0
+
+
+def read_config(path: Path) -> tuple[dict[str, Any], str]:
+    """What `run_config.yaml` says, and what is wrong with it; nothing of either where there is none."""
+    import yaml
+
+    if not is_file(path):
+        return {}, ""
+    data = read_regular(path, limit=MAX_CONFIG_BYTES)
+    try:
+        check_yaml(data)
+        # Tags of the writer's own classes are looked through.
+        node = yaml.compose(data, Loader=yaml.CSafeLoader)
+    except (ValueError, yaml.YAMLError) as error:
+        return {}, f"run_config.yaml cannot be parsed: {' '.join(str(error).split())}"
+    if not isinstance(node, yaml.MappingNode):
+        return {}, "run_config.yaml cannot be parsed: it is not a mapping"
+    settings = _plain(node, depth=2)
+    # What wrote it ends every line, and sorts the sections of its configuration, of which `train` is one of the last.
+    if not data.endswith(b"\n"):
+        return settings, "run_config.yaml is cut off within a line"
+    if "_target_" in settings and "train_iters" not in (settings.get("train") or ()):
+        return settings, "run_config.yaml is cut off: it has no `train.train_iters`"
+    return settings, ""
+
+
+def _plain(node: Any, depth: int) -> dict[str, Any]:
+    """The scalars of a YAML mapping as text, down to `depth` levels: no more is needed."""
+    import yaml
+
+    result: dict[str, Any] = {}
+    for key, value in node.value:
+        if isinstance(value, yaml.ScalarNode):
+            result[str(key.value)] = value.value
+        elif isinstance(value, yaml.MappingNode) and depth > 1:
+            result[str(key.value)] = _plain(value, depth - 1)
+    return result
+
+
+def unreadable_json(path: Path) -> str:
+    """What is wrong with `metadata.json`; empty when it can be parsed, or is not there."""
+    if (path / "metadata.json").exists():
+        try:
+            content = json.loads(read_regular(path / "metadata.json", limit=MAX_CONFIG_BYTES))
+        except (ValueError, RecursionError) as error:
+            return f"metadata.json is not JSON: {error}"
+        if not isinstance(content, dict):
+            return "metadata.json is not a JSON object"
+    return ""

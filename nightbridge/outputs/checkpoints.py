@@ -25,11 +25,17 @@ from typing import Any
 
 from nightbridge.errors import DamagedData
 from nightbridge.files import read_regular, reading, unless_away, walk
-from nightbridge.launch.config_container import check_yaml
 from nightbridge.models import Checkpoint, CheckpointState, Model
 from nightbridge.numbers import whole_number
-from nightbridge.outputs.checkpoint_contents import BadArchive, Proof, prove, saved_step, shard_problem
-from nightbridge.outputs.checkpoint_metadata import read_metadata
+from nightbridge.outputs.checkpoint_contents import BadArchive, Proof, prove, saved_step
+from nightbridge.outputs.checkpoint_metadata import (
+    MAX_CONFIG_BYTES,
+    is_file,
+    read_config,
+    read_metadata,
+    shard_problem,
+    unreadable_json,
+)
 from nightbridge.outputs.reader_process import read_in_child
 from nightbridge.store.checksum import check_crcs, sha256_of_file
 
@@ -64,7 +70,6 @@ _TORCH_DIST = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
 """The content of `metadata.json`."""
 
 _MAX_TRACKER_BYTES = 64
-_MAX_CONFIG_BYTES = 4 << 20
 
 
 def find_checkpoints(save_dir: Path) -> tuple[Checkpoint, ...]:
@@ -175,7 +180,7 @@ def checkpoint_state(path: Path) -> tuple[CheckpointState, str]:
     if not _ITERATION.fullmatch(path.name) and not (path.parent / TRACKER).exists():
         # Some other program's: there is nothing but its contents to go by.
         state, reason = CheckpointState.COMPLETE, ""
-        if not _is_file(path / ".metadata") and any(path.glob(f"*{_SHARD_SUFFIX}")):
+        if not is_file(path / ".metadata") and any(path.glob(f"*{_SHARD_SUFFIX}")):
             state, reason = CheckpointState.IN_PROGRESS, "there is no .metadata yet"
     if state is not CheckpointState.COMPLETE:
         return state, reason
@@ -282,7 +287,7 @@ def _unknown_layout(path: Path, files: Sequence[Path], proof: Proof) -> Iterator
     elif ".metadata" not in names:
         yield "without .metadata nothing says which files it has to have"
     elif "metadata.json" in names:
-        if json.loads(read_regular(path / "metadata.json", limit=_MAX_CONFIG_BYTES)) != _TORCH_DIST:
+        if json.loads(read_regular(path / "metadata.json", limit=MAX_CONFIG_BYTES)) != _TORCH_DIST:
             yield "metadata.json names a format that this release does not know"
         elif "common.pt" not in names and not read_metadata(path / ".metadata").has("common_state"):
             yield "it has neither common.pt nor a common_state, one of which torch_dist has"
@@ -304,7 +309,7 @@ def _unknown_step(state: Path, iteration: int) -> Iterator[str]:
 
 def _lost_exports(path: Path, files: Sequence[Path]) -> Iterator[str]:
     """What Megatron-Bridge writes besides the checkpoint's own parts; where that fails it may only be logged."""
-    settings, _problem = _read_config(path / "run_config.yaml")
+    settings, _problem = read_config(path / "run_config.yaml")
     sections = (settings.get(name) for name in ("checkpoint", "tokenizer"))
     checkpoint, tokenizer = (section if isinstance(section, dict) else {} for section in sections)
     weights = any(file.parent == path / EXPORT and file.suffix == ".safetensors" for file in files)
@@ -364,11 +369,11 @@ def _is_copied(path: Path) -> bool:
 
 
 def _judge(path: Path, iteration: int) -> tuple[CheckpointState, str]:
-    settings, problem = _read_config(path / "run_config.yaml")
+    settings, problem = read_config(path / "run_config.yaml")
     tracked = iteration if _tracker(path.parent) == path.name == RELEASE else tracked_iteration(path.parent)
     begun = (path.parent / TRACKER).is_file() and _tracker(path.parent) != RELEASE
     of_bridge = (tracked is None and not begun) or _has_parts_of_bridge(path)
-    legacy = any(path.glob("mp_rank_*/*.pt")) and not _is_file(path / ".metadata")
+    legacy = any(path.glob("mp_rank_*/*.pt")) and not is_file(path / ".metadata")
     # In the order of writing.
     needed = {
         ".metadata": not legacy,
@@ -377,7 +382,7 @@ def _judge(path: Path, iteration: int) -> tuple[CheckpointState, str]:
         TRACKER: True,
         "run_config.yaml": of_bridge,
     }
-    there = {name: _is_file(path / name) for name in needed}
+    there = {name: is_file(path / name) for name in needed}
     # A tracker that is empty, as a kill leaves it, names none: that the writer came so far shows in the part after it,
     # and where it is itself the last part, in that it is there.
     there[TRACKER] = (there["run_config.yaml"] or not of_bridge) if tracked is None else tracked >= iteration
@@ -388,7 +393,7 @@ def _judge(path: Path, iteration: int) -> tuple[CheckpointState, str]:
             if any([*there.values()][number:]) or (tracked is not None and tracked > iteration):
                 return CheckpointState.DAMAGED, f"{missing}, although later files are present"
             return CheckpointState.IN_PROGRESS, f"{missing} yet"
-    if problem := _unreadable_json(path) or problem:
+    if problem := unreadable_json(path) or problem:
         return CheckpointState.DAMAGED, problem
     return (CheckpointState.COMPLETE, "") if legacy else _judge_shards(path)
 
@@ -399,7 +404,7 @@ def _has_parts_of_bridge(path: Path) -> bool:
     Megatron-Bridge writes a copy of the training state beside the tracker before it writes the tracker.
     """
     beside = () if path.name == RELEASE else (path.parent / TRAIN_STATE,)
-    return any(_is_file(part) for part in (path / "train_state.pt", path / "run_config.yaml", *beside))
+    return any(is_file(part) for part in (path / "train_state.pt", path / "run_config.yaml", *beside))
 
 
 def _missing(name: str, tracked: int | None) -> str:
@@ -408,83 +413,23 @@ def _missing(name: str, tracked: int | None) -> str:
     return f"there is no {name}"
 
 
-def _is_file(path: Path) -> bool:
-    """Whether there is a regular, non-empty file; a link is none, since its target is not part of the checkpoint."""
-    try:
-        status = path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_size > 0
-
-
 def _needs_metadata_json(path: Path, settings: Mapping[str, Any]) -> bool:
     """Every format but fsdp_dtensor and torch_dcp has a `metadata.json`.
 
     Without the run's configuration the format is known by what only Megatron-Core's own has: a `common.pt`, or a state
     dict that torch did not have to flatten.
     """
-    if not _is_file(path / "run_config.yaml"):
-        if not _is_file(path / ".metadata"):
+    if not is_file(path / "run_config.yaml"):
+        if not is_file(path / ".metadata"):
             return False
-        return _is_file(path / "common.pt") or not read_metadata(path / ".metadata").nested
+        return is_file(path / "common.pt") or not read_metadata(path / ".metadata").nested
     checkpoint = settings.get("checkpoint")
     return not (isinstance(checkpoint, dict) and checkpoint.get("ckpt_format") == "fsdp_dtensor")
 
 
-def _read_config(path: Path) -> tuple[dict[str, Any], str]:
-    """What `run_config.yaml` says, and what is wrong with it; nothing of either where there is none."""
-    import yaml
-
-    if not _is_file(path):
-        return {}, ""
-    data = read_regular(path, limit=_MAX_CONFIG_BYTES)
-    try:
-        check_yaml(data)
-        # Tags of the writer's own classes are looked through.
-        node = yaml.compose(data, Loader=yaml.CSafeLoader)
-    except (ValueError, yaml.YAMLError) as error:
-        return {}, f"run_config.yaml cannot be parsed: {' '.join(str(error).split())}"
-    if not isinstance(node, yaml.MappingNode):
-        return {}, "run_config.yaml cannot be parsed: it is not a mapping"
-    settings = _plain(node, depth=2)
-    # What wrote it ends every line, and sorts the sections of its configuration, of which `train` is one of the last.
-    if not data.endswith(b"\n"):
-        return settings, "run_config.yaml is cut off within a line"
-    if "_target_" in settings and "train_iters" not in (settings.get("train") or ()):
-        return settings, "run_config.yaml is cut off: it has no `train.train_iters`"
-    return settings, ""
-
-
-def _plain(node: Any, depth: int) -> dict[str, Any]:
-    """The scalars of a YAML mapping as text, down to `depth` levels: no more is needed."""
-    import yaml
-
-    result: dict[str, Any] = {}
-    for key, value in node.value:
-        if isinstance(value, yaml.ScalarNode):
-            result[str(key.value)] = value.value
-        elif isinstance(value, yaml.MappingNode) and depth > 1:
-            result[str(key.value)] = _plain(value, depth - 1)
-    return result
-
-
-def _unreadable_json(path: Path) -> str:
-    """What is wrong with `metadata.json`; empty when it can be parsed, or is not there."""
-    if (path / "metadata.json").exists():
-        try:
-            content = json.loads(read_regular(path / "metadata.json", limit=_MAX_CONFIG_BYTES))
-        except (ValueError, RecursionError) as error:
-            return f"metadata.json is not JSON: {error}"
-        if not isinstance(content, dict):
-            return "metadata.json is not a JSON object"
-    return ""
-
-
 def _judge_shards(path: Path) -> tuple[CheckpointState, str]:
     """Compare the shards with what `.metadata` says about them."""
-    needed: dict[str, int] = {}
-    for item in read_metadata(path / ".metadata").items:
-        needed[item.relative_path] = max(needed.get(item.relative_path, 0), item.offset + item.length)
+    needed = read_metadata(path / ".metadata").shard_sizes
     if not needed:
         return CheckpointState.DAMAGED, ".metadata names no shard"
     problems = [problem for name, size in sorted(needed.items()) if (problem := shard_problem(path, name, size))]
