@@ -56,9 +56,10 @@ print(json.dumps(dict(seconds=seconds, wall=wall, rows=rows, memory=peak, said=s
 NIGHTBRIDGE = """
 import sys
 import pandas
-from nightbridge.outputs.event_files import scalars
+from nightbridge.outputs.event_files import read_event_files, scalar_table
 """ + MEASURE.format(
-    read="table, damage = scalars(Path(sys.argv[1]).parent)\nrows, said = len(table), '; '.join(damage)"
+    read="""files, damage = read_event_files(Path(sys.argv[1]).parent)
+rows, said = len(scalar_table(files)), "; ".join(damage)"""
 )
 
 EVENT_ACCUMULATOR = """

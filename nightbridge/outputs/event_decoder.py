@@ -1,13 +1,19 @@
-"""The part of TensorBoard's protocol buffers that scalars need, decoded by hand.
+"""The records of an event file, and the part of TensorBoard's protocol buffers that scalars need, decoded by hand.
+
+An event file is a chain of TFRecords: length (8 bytes, little endian), masked CRC-32C of the length, the record, masked
+CRC-32C of the record.
 
 Only four messages matter: `Event`, `Summary`, `Summary.Value` and `TensorProto`. Reading them without the protobuf
 classes keeps tensorboard out of the runtime and is several times faster. Field numbers are those of tensorboard's
 `event.proto`, `summary.proto`, `tensor.proto` and `types.proto`, which never change once released.
 """
 
+import errno
+import os
 import struct
 from collections import defaultdict
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import BinaryIO, Literal, NamedTuple
 
 import google_crc32c
 
@@ -35,6 +41,84 @@ def record_length(header: bytes) -> int | None:
     length: int
     length, checksum = struct.unpack("<QI", header)
     return length if checksum == masked_crc(header[:8]) else None
+
+
+MAX_RECORD_BYTES = 32 << 20
+"""A record is decoded in memory, and a sparse file of some kilobytes on disk can hold one of terabytes."""
+
+_BLOCK = 1 << 20
+
+
+@dataclass(eq=False)
+class RecordsEnd(Exception):
+    """Where a walk over the records ended before the end of the file."""
+
+    status: Literal["truncated", "corrupt"]
+    offset: int
+    reason: str
+
+
+def _only_zeros_from(stream: BinaryIO, offset: int) -> bool:
+    while (found := _next_data(stream, offset)) is not None:
+        stream.seek(found)
+        block = stream.read(_BLOCK)
+        if not block or block.count(0) != len(block):
+            return not block
+        offset = found + len(block)
+    return True
+
+
+def _next_data(stream: BinaryIO, offset: int) -> int | None:
+    """Where a file continues behind a hole, which may be of terabytes; None where a hole is all that follows."""
+    try:
+        descriptor = stream.fileno()
+        before = os.lseek(descriptor, 0, os.SEEK_CUR)
+        try:
+            return os.lseek(descriptor, offset, os.SEEK_DATA)
+        finally:
+            os.lseek(descriptor, before, os.SEEK_SET)  # where the stream's buffer ends
+    except OSError as error:  # of others than ENXIO the file system, or a stream in memory, does not know holes
+        return None if error.errno == errno.ENXIO else offset
+
+
+def next_record(stream: BinaryIO, total: int, offset: int) -> bytes | None:
+    """The record of a stream that stands at `offset`; None where only zeros follow.
+
+    Raises:
+        RecordsEnd: The record is cut off or damaged.
+    """
+    header = stream.read(HEADER_SIZE)
+    if len(header) < HEADER_SIZE:
+        if not header.strip(b"\0"):
+            return None
+        raise RecordsEnd("truncated", offset, "the last record's header is truncated")
+    length = record_length(header)
+    if length is None:
+        _end_at_bad_header(stream, offset)
+        return None
+    if length > MAX_RECORD_BYTES:
+        raise RecordsEnd("corrupt", offset, f"a record of {length} bytes; no scalar has more than {MAX_RECORD_BYTES}")
+    following = offset + HEADER_SIZE + length + FOOTER_SIZE
+    if following > total:
+        raise RecordsEnd("truncated", offset, "the last record is truncated")
+    record = stream.read(length)
+    footer = stream.read(FOOTER_SIZE)
+    if len(footer) < FOOTER_SIZE:
+        raise RecordsEnd("truncated", offset, "the file shrank while it was read")
+    if int.from_bytes(footer, "little") != masked_crc(record):
+        if _only_zeros_from(stream, following - 1):
+            raise RecordsEnd("truncated", offset, "the last record is truncated and zero-filled")
+        raise RecordsEnd("corrupt", offset, "the record's checksum is wrong")
+    return record
+
+
+def _end_at_bad_header(stream: BinaryIO, offset: int) -> None:
+    """Judge a header whose checksum is wrong: return at a tail of zeros, else raise what it is."""
+    if _only_zeros_from(stream, offset):
+        return
+    if _only_zeros_from(stream, offset + HEADER_SIZE - 1):
+        raise RecordsEnd("truncated", offset, "the last record's header is truncated and zero-filled")
+    raise RecordsEnd("corrupt", offset, "the checksum of a record's length is wrong")
 
 
 class MalformedRecord(ValueError):

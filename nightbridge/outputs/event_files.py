@@ -1,12 +1,10 @@
 """TensorBoard event files to rows: every record checked, nothing lost in silence.
 
-An event file is a chain of TFRecords: length (8 bytes, little endian), masked CRC-32C of the length, the record, masked
-CRC-32C of the record. TensorBoard's own reader stops without a word at the first bad checksum; this one says where the
-damage is, why, and how much was saved. Records after the damage are not guessed at.
+TensorBoard's own reader stops without a word at the first bad checksum; this one says where the damage is, why, and how
+much was saved. Records after the damage are not guessed at.
 """
 
 import contextlib
-import errno
 import io
 import itertools
 import os
@@ -14,7 +12,6 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
@@ -28,8 +25,8 @@ from nightbridge.outputs.event_decoder import (
     HEADER_SIZE,
     EventDecoder,
     MalformedRecord,
-    masked_crc,
-    record_length,
+    RecordsEnd,
+    next_record,
 )
 from nightbridge.outputs.reader_forks import map_files
 from nightbridge.outputs.reader_process import read_in_child
@@ -42,9 +39,6 @@ if TYPE_CHECKING:
     from nightbridge.outputs.event_blocks import PlainScalars
 
 _BLOCK = 1 << 20
-
-MAX_RECORD_BYTES = 32 << 20
-"""A record is decoded in memory, and a sparse file of some kilobytes on disk can hold one of terabytes."""
 
 COLUMNS = ("tag", "step", "wall_time", "value", "file", "superseded", "session")
 """The columns of the scalar table, in order."""
@@ -69,78 +63,6 @@ class Row(NamedTuple):
     step: int
     wall_time: float
     value: float
-
-
-@dataclass(eq=False)
-class RecordsEnd(Exception):
-    """Where a walk over the records ended before the end of the file."""
-
-    status: Literal["truncated", "corrupt"]
-    offset: int
-    reason: str
-
-
-def _only_zeros_from(stream: BinaryIO, offset: int) -> bool:
-    while (found := _next_data(stream, offset)) is not None:
-        stream.seek(found)
-        block = stream.read(_BLOCK)
-        if not block or block.count(0) != len(block):
-            return not block
-        offset = found + len(block)
-    return True
-
-
-def _next_data(stream: BinaryIO, offset: int) -> int | None:
-    """Where a file continues behind a hole, which may be of terabytes; None where a hole is all that follows."""
-    try:
-        descriptor = stream.fileno()
-        before = os.lseek(descriptor, 0, os.SEEK_CUR)
-        try:
-            return os.lseek(descriptor, offset, os.SEEK_DATA)
-        finally:
-            os.lseek(descriptor, before, os.SEEK_SET)  # where the stream's buffer ends
-    except OSError as error:  # of others than ENXIO the file system, or a stream in memory, does not know holes
-        return None if error.errno == errno.ENXIO else offset
-
-
-def _next_record(stream: BinaryIO, total: int, offset: int) -> bytes | None:
-    """The record of a stream that stands at `offset`; None where only zeros follow.
-
-    Raises:
-        RecordsEnd: The record is cut off or damaged.
-    """
-    header = stream.read(HEADER_SIZE)
-    if len(header) < HEADER_SIZE:
-        if not header.strip(b"\0"):
-            return None
-        raise RecordsEnd("truncated", offset, "the last record's header is truncated")
-    length = record_length(header)
-    if length is None:
-        _end_at_bad_header(stream, offset)
-        return None
-    if length > MAX_RECORD_BYTES:
-        raise RecordsEnd("corrupt", offset, f"a record of {length} bytes; no scalar has more than {MAX_RECORD_BYTES}")
-    following = offset + HEADER_SIZE + length + FOOTER_SIZE
-    if following > total:
-        raise RecordsEnd("truncated", offset, "the last record is truncated")
-    record = stream.read(length)
-    footer = stream.read(FOOTER_SIZE)
-    if len(footer) < FOOTER_SIZE:
-        raise RecordsEnd("truncated", offset, "the file shrank while it was read")
-    if int.from_bytes(footer, "little") != masked_crc(record):
-        if _only_zeros_from(stream, following - 1):
-            raise RecordsEnd("truncated", offset, "the last record is truncated and zero-filled")
-        raise RecordsEnd("corrupt", offset, "the record's checksum is wrong")
-    return record
-
-
-def _end_at_bad_header(stream: BinaryIO, offset: int) -> None:
-    """Judge a header whose checksum is wrong: return at a tail of zeros, else raise what it is."""
-    if _only_zeros_from(stream, offset):
-        return
-    if _only_zeros_from(stream, offset + HEADER_SIZE - 1):
-        raise RecordsEnd("truncated", offset, "the last record's header is truncated and zero-filled")
-    raise RecordsEnd("corrupt", offset, "the checksum of a record's length is wrong")
 
 
 class Columns:
@@ -275,7 +197,7 @@ def _sound(argument: bytes) -> tuple[_Sound, bytes]:
     path, length = _Sound.model_validate_json(argument).path, 0
     with reading(path), open_regular(path, buffering=_BLOCK) as stream, contextlib.suppress(RecordsEnd):
         total = os.fstat(stream.fileno()).st_size
-        while length < total and (record := _next_record(stream, total, length)) is not None:
+        while length < total and (record := next_record(stream, total, length)) is not None:
             length += HEADER_SIZE + len(record) + FOOTER_SIZE
     return _Sound(path=path, length=length), b""
 
@@ -301,7 +223,7 @@ def read_on(stream: BinaryIO, total: int, columns: Columns, offset: int = 0) -> 
         offset += block.size
         if not block.size:
             stream.seek(offset)
-            record = _next_record(stream, total, offset)
+            record = next_record(stream, total, offset)
             if record is None:
                 return
             columns.add(record)
@@ -388,12 +310,6 @@ def _find_scalars(argument: bytes) -> tuple[FoundScalars, bytes]:
     files, damage = read_event_files(path)
     skipped = sum((Counter(file.skipped) for file in files), Counter[str]())
     return FoundScalars(path=path, damage=tuple(damage), skipped=skipped), metrics_parquet(scalar_table(files))
-
-
-def scalars(source: Path | Sequence[Path]) -> "tuple[pd.DataFrame, list[str]]":
-    """Read all scalars of a run into one tidy table: `scalar_table` of `read_event_files`, and the damage."""
-    files, damage = read_event_files(source)
-    return scalar_table(files), damage
 
 
 def scalar_table(files: Sequence[EventFile]) -> "pd.DataFrame":

@@ -15,7 +15,8 @@ from nightbridge.files import RefusedFile, open_regular
 from nightbridge.masking import mask_text
 from nightbridge.models import Job, Model
 from nightbridge.models.metrics import METRIC_BY_NAME
-from nightbridge.outputs.event_files import Columns, RecordsEnd, Row, file_time, find_event_files, read_on
+from nightbridge.outputs.event_decoder import RecordsEnd
+from nightbridge.outputs.event_files import Columns, Row, file_time, find_event_files, read_on
 from nightbridge.outputs.experiment import event_folders, logs_so_far
 from nightbridge.outputs.logs import LogTail, parse_steps
 from nightbridge.outputs.reader_process import ReaderDied, call_shared

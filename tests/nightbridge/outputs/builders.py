@@ -1,15 +1,17 @@
 """Builders for what a run leaves: event files written by tensorboard, log lines in the real formats, checkpoints."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pandas as pd
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from nightbridge.models import Job
+from nightbridge.outputs.event_files import read_event_files, scalar_table
 
 
 @dataclass
@@ -34,6 +36,12 @@ class EventFileBuilder:
             for event in [Event(wall_time=self.start, file_version="brain.Event:2"), *self.events]:
                 writer.write(event.SerializeToString())
         return self.path
+
+
+def scalars(source: Path | Sequence[Path]) -> tuple[pd.DataFrame, list[str]]:
+    """The scalars of a run, and the damage of its event files."""
+    files, damage = read_event_files(source)
+    return scalar_table(files), damage
 
 
 @dataclass

@@ -10,8 +10,8 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.outputs.curves import read_curves, value_of, with_usual_tags
-from nightbridge.outputs.event_files import find_event_files, scalars
-from tests.nightbridge.outputs.builders import EventFileBuilder
+from nightbridge.outputs.event_files import find_event_files
+from tests.nightbridge.outputs.builders import EventFileBuilder, scalars
 
 
 def test_the_heterogeneous_loops_tags_make_whole_curves(event_file: Callable[..., EventFileBuilder]) -> None:

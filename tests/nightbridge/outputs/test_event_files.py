@@ -32,10 +32,9 @@ from nightbridge.outputs.event_files import (
     find_event_files,
     metrics_parquet,
     read_event_file,
-    scalars,
 )
 from nightbridge.outputs.following import EventFileTail
-from tests.nightbridge.outputs.builders import EventFileBuilder
+from tests.nightbridge.outputs.builders import EventFileBuilder, scalars
 
 
 def _record_offsets(path: Path) -> list[int]:

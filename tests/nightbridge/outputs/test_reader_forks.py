@@ -9,9 +9,8 @@ import pytest
 
 from nightbridge.errors import DamagedData
 from nightbridge.outputs import reader_forks
-from nightbridge.outputs.event_files import scalars
 from nightbridge.outputs.reader_forks import map_files
-from tests.nightbridge.outputs.builders import EventFileBuilder
+from tests.nightbridge.outputs.builders import EventFileBuilder, scalars
 
 
 @pytest.fixture
