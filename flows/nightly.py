@@ -188,10 +188,10 @@ def _new_plan(
         # From here on, so that the loss of this host is noticed even before the plan is kept.
         process.enter_context(alive(site.workspace, str(flow_run.id)))
         wanted = read_scenario(scenario, tests)
-        chosen = own_night(chosen, wanted, site)
+        chosen, earlier = own_night(chosen, wanted, site)
         decided = chosen.night
-        if tests:
-            check_same_tests(wanted, chosen.night, site)
+        if tests and earlier:
+            check_same_tests(wanted, earlier)
         return make_plan(wanted, chosen, site, choice)
     except (NightSkipped, NightbridgeError) as error:
         ends = {NightSkipped: "skipped", InvalidInput: "invalid"}

@@ -144,10 +144,11 @@ def read_scenario(path: str, tests: Sequence[str] = ()) -> Scenario:
     return config.only_tests(scenario, tests) if tests else scenario
 
 
-def own_night(chosen: ChosenNight, scenario: Scenario, site: Site) -> ChosenNight:
+def own_night(chosen: ChosenNight, scenario: Scenario, site: Site) -> tuple[ChosenNight, NightStart | None]:
     """The night with an id that is not taken: by another deployment's slot, or one of before the schedule was moved.
 
-    Deployments that begin other tests of a scenario in the same slot have a night each.
+    Deployments that begin other tests of a scenario in the same slot have a night each. With it comes how it began,
+    where it did.
 
     Raises:
         InvalidInput: Another cluster has the night in this store.
@@ -165,7 +166,7 @@ def own_night(chosen: ChosenNight, scenario: Scenario, site: Site) -> ChosenNigh
             subject=f"{scenario.name}, night {found.night}",
             advice="Give each cluster a store of its own, such as a prefix in the store's URL, or the night another id",
         )
-    return found
+    return found, earlier
 
 
 def _read_night(chosen: ChosenNight, name: str, scenario: str, site: Site) -> tuple[ChosenNight, NightStart | None]:
@@ -198,17 +199,16 @@ def _left_out(scenario: Scenario, earlier: NightStart) -> list[str]:
     return [test for test in earlier.test_ids if test not in wanted]
 
 
-def check_same_tests(scenario: Scenario, night: str, site: Site) -> None:
+def check_same_tests(scenario: Scenario, earlier: NightStart) -> None:
     """Refuse some tests under the id of a night that has others: its record and its report would forget these.
 
     Raises:
         InvalidInput: It has.
     """
-    earlier = patiently(lambda: read_start(store_of(site), night, scenario.name))
-    if earlier and (others := _left_out(scenario, earlier)):
+    if others := _left_out(scenario, earlier):
         raise InvalidInput(
             f"this night has other tests, too: {', '.join(others)}",
-            subject=f"{scenario.name}, night {night}",
+            subject=f"{scenario.name}, night {earlier.night}",
             advice="Give these tests a night of their own, with another id or none, or start the night with all tests; "
             "Retry runs those again that ended badly",
         )

@@ -14,7 +14,8 @@ from nightbridge.errors import InvalidInput
 from nightbridge.models import Scenario, Site
 from nightbridge.nights.records import NightStart, NightTest, checked_night, record_start
 from nightbridge.store.protocol import open_store
-from nightbridge.tasks.night import ChosenNight, NightSkipped, check_catch_up, night_of_schedule, own_night, retried_at
+from nightbridge.tasks import night as nights
+from nightbridge.tasks.night import ChosenNight, NightSkipped, check_catch_up, night_of_schedule, retried_at
 from tests.builders import make_test
 
 BERLIN = "Europe/Berlin"
@@ -101,6 +102,10 @@ def begun(site: Site, night: str, slot: datetime | None, cluster: str = "local",
         **fields,
     )
     record_start(open_store(site.store_settings), start)
+
+
+def own_night(chosen: ChosenNight, scenario: Scenario, site: Site) -> ChosenNight:
+    return nights.own_night(chosen, scenario, site)[0]
 
 
 def test_a_slot_of_another_deployment_or_of_a_schedule_that_was_moved_is_a_night_of_its_own(tmp_path: Path) -> None:
