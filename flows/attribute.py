@@ -81,10 +81,7 @@ def attribute(test_id: str, request: AttributionRequest, site: Site) -> Attribut
     Raises:
         InvalidInput: The test has no history, nothing became worse, or nothing changed.
     """
-    # What it may cost is checked each time: a larger budget resumes it.
-    plan = plan_attribution(test_id, request, site).model_copy(
-        update={"policy": request.policy, "budget": request.budget}
-    )
+    plan = plan_attribution(test_id, request, site)
     if found := earlier_result(plan, site):
         get_run_logger().info("answered before: %s", sentence(found))
         return found

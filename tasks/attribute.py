@@ -53,16 +53,20 @@ def plan_attribution(test_id: str, request: AttributionRequest, site: Site) -> A
 
 
 def find_plan(test_id: str, request: AttributionRequest, site: Site) -> AttributionPlan:
-    """The plan of a request: a new one, or that of an earlier search for the same change. Nothing is written."""
+    """The plan of a request: a new one, or that of an earlier search for the same change. Nothing is written.
+
+    What it may cost is the request's each time: a larger budget resumes it.
+    """
     store = store_of(site)
     rows = find_rows(store, test_id, site.cluster.name, request)
     shift = find_change(rows, partial(verdict_of, store), request, decisions_of(store, rows))
-    return same_change(store, shift, request) or make_plan(rows, shift, partial(load_record, store), request)
+    plan = same_change(store, shift, request) or make_plan(rows, shift, partial(load_record, store), request)
+    return plan.model_copy(update={"policy": request.policy, "budget": request.budget})
 
 
 def cost_of(test_id: str, request: AttributionRequest, site: Site) -> str:
     """What an attribution exchanges and will about cost, what is stored already taken off; said before it begins."""
-    plan = find_plan(test_id, request, site).model_copy(update={"policy": request.policy})
+    plan = find_plan(test_id, request, site)
     if earlier_result(plan, site):
         return "answered before, nothing is run"
     record = load_record(store_of(site), plan.bad)

@@ -217,12 +217,12 @@ def same_change(
 
 
 def keep_plan(store: ObjectStore, plan: AttributionPlan) -> AttributionPlan:
-    """Keep a plan, and return the one that holds: the first that was kept under this id."""
+    """Keep a plan, and return the one that holds: the first that was kept under this id, by what this one may cost."""
     key = f"{folder_of(plan)}/plan.json"
     store.put_if_absent(key, plan.model_dump_json(indent=2).encode() + b"\n")
     kept = read_stored(store, key, AttributionPlan, what="not an attribution", advice="Delete it to ask again")
     assert kept is not None  # it was written
-    return kept
+    return kept.model_copy(update={"policy": plan.policy, "budget": plan.budget})
 
 
 def folder_of(plan: AttributionPlan) -> str:

@@ -203,11 +203,11 @@ def test_pairs_that_proved_it_on_the_same_nodes_clear_the_nodes() -> None:
 # --- what is kept ----------------------------------------------------------------------------------------------------
 
 
-def test_the_first_plan_of_a_change_holds(store: DirectoryStore) -> None:
+def test_the_first_plan_of_a_change_holds_by_what_each_request_may_cost(store: DirectoryStore) -> None:
     first = keep_plan(store, plan_of(ROWS))
-    cheaper = keep_plan(store, plan_of(ROWS, AttributionRequest(budget=1.0)))
+    changed = plan_of(ROWS, AttributionRequest(budget=1.0)).model_copy(update={"rest": ("another driver",)})
 
-    assert cheaper == first
+    assert keep_plan(store, changed) == first.model_copy(update={"budget": 1.0})
     assert list(plans_of(store, first.cluster, first.series)) == [first]
 
 
