@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from examples.practice.repositories import PracticeRepositories
+from nightbridge.cli.main import run
 from tests.flows.practice_night import Entry, nightbridge, write_scenario, write_site
 from tests.real.prefect_server import PrefectServer
 from tests.real.s3_servers import S3Server
@@ -25,6 +26,7 @@ class Place:
     folder: Path
     site: Path
     server: PrefectServer
+    output: pytest.CaptureFixture[str]
 
     @property
     def workspace(self) -> Path:
@@ -43,11 +45,24 @@ class Place:
         return path
 
     def nightbridge(self, *arguments: str | Path, **variables: str) -> Finished:
-        environment = {**self.server.environment, "NIGHTBRIDGE_RETRY_DELAY": "0.02", **variables}
-        return nightbridge(*arguments, environment=environment)
+        """Run a command within this process: the two seconds that it takes to start are the same for all."""
+        words = [str(argument) for argument in arguments]
+        self.output.readouterr()
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            code = run(words)
+        return Finished(words, code, *self.output.readouterr())
+
+    def program(self, *arguments: str | Path, **variables: str) -> Finished:
+        """Run a command as a person does."""
+        return nightbridge(*arguments, environment={**self.server.environment, **variables})
+
+    def run_command(self, file: Path) -> list[str | Path]:
+        return ["run", file, "--system", self.site, "--night", "n1"]
 
     def run(self, file: Path, *options: str | Path) -> Finished:
-        return self.nightbridge("run", file, "--system", self.site, "--night", "n1", *options)
+        return self.nightbridge(*self.run_command(file), *options)
 
     def leftovers(self) -> list[str]:
         """What a run that never started must not leave: checkouts, attempts, stored runs, jobs, half-written files."""
@@ -60,11 +75,16 @@ class Place:
 
 @pytest.fixture
 def place(
-    tmp_path: Path, repositories: PracticeRepositories, environments_dir: Path, prefect_server: PrefectServer
+    tmp_path: Path,
+    repositories: PracticeRepositories,
+    environments_dir: Path,
+    prefect_server: PrefectServer,
+    flows_here: None,
+    capfd: pytest.CaptureFixture[str],
 ) -> Place:
     write_scenario(tmp_path / "conf", repositories, "one", Entry(id="one"))
     site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
-    return Place(tmp_path, site, prefect_server)
+    return Place(tmp_path, site, prefect_server, capfd)
 
 
 def the_message(finished: Finished, code: int) -> str:
@@ -92,7 +112,7 @@ def the_reason(finished: Finished, code: int) -> str:
 
 @pytest.mark.parametrize("command", [["run"], ["run", "--json"], ["render"]])
 def test_a_missing_file(place: Place, command: list[str]) -> None:
-    finished = place.nightbridge(*command, place.folder / "nowhere.toml")
+    finished = place.program(*command, place.folder / "nowhere.toml")
 
     assert the_message(finished, INVALID) == f"nightbridge: {place.folder}/nowhere.toml: no such file. Check the path"
 
@@ -188,7 +208,7 @@ def test_a_repository_that_cannot_be_reached_is_tried_again_and_then_given_up(
     url = "http://127.0.0.1:1/Megatron-Bridge.git"
     file = place.change(repositories.bridge_url, url)
 
-    finished = place.run(file)
+    finished = place.program(*place.run_command(file), NIGHTBRIDGE_RETRY_DELAY="0.02")
 
     reason = the_reason(finished, INFRASTRUCTURE)
     assert reason.startswith(f"{url}: the repository is unreachable")
@@ -302,7 +322,7 @@ def test_a_run_that_was_never_started(place: Place, command: str) -> None:
 
 
 def test_a_retry_delay_that_is_no_number(place: Place) -> None:
-    finished = place.nightbridge("run", place.test, NIGHTBRIDGE_RETRY_DELAY="soon")
+    finished = place.program("run", place.test, NIGHTBRIDGE_RETRY_DELAY="soon")
 
     assert the_message(finished, INVALID).startswith(
         "nightbridge: NIGHTBRIDGE_RETRY_DELAY=soon: not a number of seconds"
@@ -310,7 +330,7 @@ def test_a_retry_delay_that_is_no_number(place: Place) -> None:
 
 
 def test_a_prefect_server_that_does_not_answer(place: Place) -> None:
-    finished = place.nightbridge("run", place.test, PREFECT_API_URL="http://127.0.0.1:1/api")
+    finished = place.program("run", place.test, PREFECT_API_URL="http://127.0.0.1:1/api")
 
     message = the_message(finished, INFRASTRUCTURE)
     assert message.startswith("nightbridge: http://127.0.0.1:1/api: the Prefect server does not answer")
