@@ -13,6 +13,7 @@ from uuid import UUID
 
 import yaml
 from prefect.blocks.core import Block
+from prefect.blocks.system import Secret
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterIdempotencyKey
@@ -28,11 +29,11 @@ from prefect.workers.process import ProcessWorker
 from pydantic import Field, ValidationError
 
 from nightbridge import __version__, blocks
-from nightbridge.blocks import HarvestStore, Site, SlurmCluster, load_site, site_of
+from nightbridge.blocks import HarvestStore, load_site, site_of
 from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.flows.automations import make_automations
 from nightbridge.flows.final_states import NIGHTLY
-from nightbridge.flows.forms import form_of, scenarios_beside
+from nightbridge.flows.forms import form_of, scenarios_beside, site_of_form, site_parameters
 from nightbridge.models import Model, Scenario, SiteChoice, slug
 from nightbridge.models import Site as SiteSettings
 from nightbridge.nights.records import checked_night, find_nights, new_night
@@ -155,6 +156,7 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
         InvalidInput: A scenario, a schedule, the site or one of its blocks is wrong, or a deployment would replace that
             of another scenario or site; nothing was deployed.
     """
+    _check_git(request)
     definitions = _definitions()
     site = load_site(request.choice)
     cluster = site.cluster.name
@@ -165,7 +167,8 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
     for each in wanted:
         each.schedules(request)
     with get_client(sync_client=True) as client:
-        given = _site_parameters(client, request)
+        _check_git_token(client, request)
+        given = site_parameters(client, _lasting(request, site))
         moved = _moved(client, wanted, request, cluster, given.get("system"))
         for block in BLOCKS:
             block.register_type_and_schema(_sync=True)  # type: ignore[call-arg]
@@ -179,9 +182,32 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
             yield _make_queue(client, pool, queue)
         results = _results_block(site)
         for each in wanted:
-            made = _make_deployment(client, each, request, cluster, given, results)
+            made = _make_deployment(client, each, request, cluster, site_of_form(each.flow, given, site), results)
             yield f"{made}, no longer for {moved[made]}" if made in moved else made
         yield from make_automations(client, site)
+
+
+def _check_git(request: Request) -> None:
+    """Refuse what would not come from the repository although it seems so."""
+    if request.git is None and (request.branch or request.git_token):
+        raise InvalidInput("no repository is named", subject="--branch, --git-token", advice="Give --git as well")
+    for file in request.files if request.git else ():
+        if file.is_absolute():
+            raise InvalidInput(
+                "a file of this machine, and workers pull the scenarios from git",
+                subject=str(file),
+                advice="Call this in a clone of the repository, and give the file's path in it",
+            )
+
+
+def _check_git_token(client: SyncPrefectClient, request: Request) -> None:
+    """Refuse the name of a Secret block that does not exist: every flow run would end before it begins."""
+    if request.git_token:
+        try:
+            client.read_block_document_by_name(request.git_token, Secret.get_block_type_slug())
+        except ObjectNotFound as error:
+            advice = "Make it in the Prefect UI"
+            raise InvalidInput("no Secret block of this name", subject=request.git_token, advice=advice) from error
 
 
 def _wanted(definition: Mapping[str, Any], request: Request, offered: Mapping[str, Scenario]) -> Iterator[_Wanted]:
@@ -257,18 +283,10 @@ def _place(scenario: str, pull_steps: Sequence[Mapping[str, Any]] | None) -> str
     return str(Path(options.get("directory", ""), scenario))
 
 
-def _site_parameters(client: SyncPrefectClient, request: Request) -> dict[str, Any]:
-    """The site as parameters: a block that is named becomes a reference to it, which a form shows as a choice."""
-    given = {name: value for name, value in request.choice.parameters().items() if value}
-    for name, kind in _BLOCK_OF.items():
-        with contextlib.suppress(ObjectNotFound):
-            if name in given:
-                document = client.read_block_document_by_name(given[name], kind.get_block_type_slug())
-                given[name] = {"$ref": {"block_document_id": str(document.id)}}
-    return given
-
-
-_BLOCK_OF: Mapping[str, type[Block]] = {"system": Site, "cluster": SlurmCluster, "store": HarvestStore}
+def _lasting(request: Request, site: SiteSettings) -> SiteChoice:
+    """The site as it is named; a workspace in the clone, which Prefect removes with the flow run, by its path here."""
+    in_clone = request.git is not None and site.workspace.is_relative_to(Path.cwd())
+    return request.choice.model_copy(update={"workspace": site.workspace}) if in_clone else request.choice
 
 
 def _results_block(site: SiteSettings) -> str:
@@ -287,7 +305,7 @@ def _make_deployment(
     parameters = {
         **definition.get("parameters", {}),
         **({"scenario": str(wanted.file)} if wanted.file else {}),
-        **{name: value for name, value in given.items() if name in known},
+        **given,
         **({"timezone": request.timezone} if request.timezone and "timezone" in known else {}),
     }
     pool, limit = definition["work_pool"], definition.get("concurrency_limit", {})

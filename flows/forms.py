@@ -5,16 +5,20 @@ allow, each field with its own message. The types are the flow's; what exists at
 only known when it is deployed, and becomes choices in that deployment's schema.
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 from zoneinfo import available_timezones
 
+from prefect.blocks.core import Block
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
 from prefect.utilities.callables import parameter_schema
 from pydantic import Field
 
-from nightbridge import config
+from nightbridge import config, models
 from nightbridge.blocks import HarvestStore, Site, SlurmCluster
 from nightbridge.errors import InvalidInput
 from nightbridge.models import MetricName, Scenario, SiteChoice
@@ -83,6 +87,29 @@ def form_of(
             _not_these(path, next(iter(chosen)), everything - own) for path, own in tests.items() if everything - own
         ]
     return schema
+
+
+_BLOCK_OF: Mapping[str, type[Block]] = {"system": Site, "cluster": SlurmCluster, "store": HarvestStore}
+
+
+def site_parameters(client: SyncPrefectClient, choice: SiteChoice) -> dict[str, Any]:
+    """The site as parameters: a block that is named becomes a reference to it, which a form shows as a choice."""
+    given = {name: value for name, value in choice.parameters().items() if value}
+    for name, kind in _BLOCK_OF.items():
+        with contextlib.suppress(ObjectNotFound):
+            if name in given:
+                document = client.read_block_document_by_name(given[name], kind.get_block_type_slug())
+                given[name] = {"$ref": {"block_document_id": str(document.id)}}
+    return given
+
+
+def site_of_form(flow: Flow[..., Any], given: Mapping[str, Any], site: models.Site) -> dict[str, Any]:
+    """Those parameters of the site that a flow has; one that has a store alone gets that of a named workspace."""
+    known = flow.parameters.properties
+    found = {name: value for name, value in given.items() if name in known}
+    if "workspace" in given.keys() - known.keys() and "store" in known and site.store is None:
+        return {**found, "store": site.store_settings.url}
+    return found
 
 
 def _limits_of(field: Schema, definitions: Mapping[str, Schema]) -> Schema:

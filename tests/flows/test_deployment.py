@@ -158,6 +158,23 @@ def test_a_schedule_that_is_none_is_refused_before_anything_is_made(
         next(deploy(Request(files=(scenario_file(Path("one.toml"), "one"),), **wrong)))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"git": "https://git.example/tests.git"}, r"/one\.toml: a file of this machine, and workers pull"),
+        ({"branch": "main"}, "--branch, --git-token: no repository is named"),
+        ({"git_token": "token"}, "--branch, --git-token: no repository is named"),
+    ],
+)
+def test_what_does_not_come_from_the_repository_is_refused_before_anything_is_made(
+    wrong: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightbridge.flows.deploy.get_client", None)
+
+    with pytest.raises(InvalidInput, match=said):
+        next(deploy(Request(files=(scenario_file(tmp_path / "one.toml", "one"),), **wrong)))
+
+
 @pytest.fixture
 def without_ours(client: SyncPrefectClient) -> Iterator[None]:
     """Removes in the end what a test has deployed of its own."""
@@ -183,6 +200,22 @@ def test_a_deployment_of_another_scenario_is_not_replaced(tmp_path: Path, monkey
 
     assert first == again == [f"deployment {name}"]
     assert elsewhere == [f"deployment {name}, no longer for {tmp_path}/one/ours.toml"]
+
+
+@pytest.mark.usefixtures("without_ours")
+def test_a_workspace_is_not_in_the_clone_that_goes_with_the_flow_run_and_every_form_finds_its_store(
+    client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    file = scenario_file(tmp_path / "pulled.toml", "pulled").relative_to(tmp_path)
+
+    list(deploy(Request(files=(file,), git="https://git.example/tests.git")))
+    nightly = client.read_deployment_by_name("nightly-regression/nightly-pulled-local").parameters
+    accept = client.read_deployment_by_name("accept/accept-local").parameters
+
+    assert nightly == {"scenario": "pulled.toml", "workspace": f"{tmp_path}/.nightbridge"}
+    assert accept == {"store": f"file://{tmp_path}/.nightbridge/store"}
+    with pytest.raises(InvalidInput, match="no-such-token: no Secret block of this name"):
+        next(deploy(Request(files=(file,), git="https://git.example/tests.git", git_token="no-such-token")))
 
 
 ONE_DEPLOYMENT = """
