@@ -16,7 +16,7 @@ import contextlib
 import os
 import re
 import socket
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -24,7 +24,7 @@ from pydantic import Field
 
 from nightbridge.errors import DamagedData, LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.files import RefusedFile, create_model, read_model, read_regular, write_model
-from nightbridge.models import ClusterSettings, Model, RunKey, StoredModel, utc_now
+from nightbridge.models import ClusterSettings, Job, Model, RunKey, StoredModel, utc_now
 from nightbridge.numbers import whole_number
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.script import ATTEMPT_FILE as ATTEMPT_FILE
@@ -44,6 +44,8 @@ _ATTEMPT_FOLDER = re.compile(r"a([1-9]\d*)")
 _MAX_NUMBER_BYTES = 32
 _MAX_CLAIM_BYTES = 512
 _INTENT_FILE = re.compile(r"intent(?:-([1-9]\d*))?\.json")
+# How far apart the clocks of this host and of slurmctld may be when a found job is matched with its intent.
+_CLOCK_SLACK = timedelta(seconds=5)
 
 
 class AttemptContext(StoredModel):
@@ -257,6 +259,20 @@ def newest_intent(attempt_dir: Path) -> int:
     return max((number for number, _ in _intent_files(attempt_dir)), default=0)
 
 
+def intent_of(attempt_dir: Path, submitted_at: datetime) -> Intent | None:
+    """The intent with which a job was submitted at that time, by slurmctld's clock; None when none stands."""
+    intents = read_intents(attempt_dir)
+    earlier = [intent for intent in intents if intent.at <= submitted_at + _CLOCK_SLACK] or intents
+    return earlier[-1] if earlier else None
+
+
+def in_its_folder(job: Job) -> Job:
+    """A job that is followed in place of another one of its attempt, with the folder that was made for itself."""
+    submitted_at = job.status.submitted_at if job.status else None
+    intent = intent_of(job.attempt_dir, submitted_at or claimed_at(job.attempt_dir))
+    return job if intent is None else job.model_copy(update={"experiment_dir": intent.experiment_dir})
+
+
 def record_cancellation(attempt_dir: Path, cancellation: Cancellation) -> None:
     """Record why the attempt's job is about to be cancelled; the last record counts: an earlier one had no effect."""
     write_model(attempt_dir / CANCELLATION_FILE, cancellation)
@@ -270,6 +286,13 @@ def read_cancellation(attempt_dir: Path) -> Cancellation | None:
 def read_claim(attempt_dir: Path) -> int | None:
     """The id of the job that claimed the attempt, None when none has (yet)."""
     return _read_number(attempt_dir / CLAIM)
+
+
+def claimed_at(attempt_dir: Path) -> datetime:
+    """When the attempt was claimed, by the clock of the file server; now where that is not known."""
+    with contextlib.suppress(OSError):
+        return datetime.fromtimestamp((attempt_dir / CLAIM).stat().st_mtime, UTC)
+    return utc_now()
 
 
 def read_exit_code(attempt_dir: Path) -> int | None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, StatusUnknown, TransientError
 from nightbridge.files import create_model, quota_error, write_atomically, write_model
-from nightbridge.models import JobStatus, utc_now
+from nightbridge.models import utc_now
 from nightbridge.processes import own_program
 from nightbridge.sbatch_options import OWN_OPTIONS, SBATCH, SUBMITS_NOTHING, split_options
 from nightbridge.slurm.attempt_files import (
@@ -35,7 +35,9 @@ from nightbridge.slurm.attempt_files import (
     Intent,
     Submission,
     SubmitRefusal,
+    claimed_at,
     declare_intent,
+    intent_of,
     newest_intent,
     read_attempt,
     read_claim,
@@ -64,8 +66,6 @@ _LAUNCHER_ONLY = frozenset({ATTEMPT_VARIABLE, "COLUMNS"})
 
 # An intent whose process still lives forbids another one for this long: a stopped process may resume and submit.
 _STALLED_AFTER = timedelta(minutes=10)
-# How far apart the clocks of this host and of slurmctld may be when a found job is matched with its intent.
-_CLOCK_SLACK = timedelta(seconds=5)
 
 
 def launcher_base(environ: Mapping[str, str]) -> dict[str, str]:
@@ -144,10 +144,13 @@ def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options
 def find_submission(context: AttemptContext, cluster: Cluster, script: Path | None = None) -> Submission | None:
     """The attempt's job: as recorded, else found in the cluster by the attempt's name and recorded now.
 
+    Its claim alone is enough where every source has forgotten the job, as when slurmdbd was away for long.
+
     `script` is the launcher's, for a job that left no intent (its workspace was recreated).
 
     Returns:
-        None only when there certainly is no job: every source answered, and no intent is younger than the horizon.
+        None only when there certainly is no job: every source answered, no intent is younger than the horizon, and no
+        job has claimed the attempt.
 
     Raises:
         TransientError: It is not certain.
@@ -155,13 +158,14 @@ def find_submission(context: AttemptContext, cluster: Cluster, script: Path | No
     if submission := read_submission(context.attempt_dir):
         return submission
     lookup = cluster.find(context.name)
-    intents = read_intents(context.attempt_dir)
+    claimant = read_claim(context.attempt_dir)
     if lookup.jobs:
         # Of several jobs of one name, the one that claimed the attempt; else the first, which will.
-        claimant = read_claim(context.attempt_dir)
         job = min(lookup.jobs, key=lambda job: (job.job_id != claimant, job.job_id))
-        return _record_found(context, job, intents, script)
-    for intent in intents:
+        return _record_found(context, job.job_id, job.submitted_at or utc_now(), script)
+    if claimant is not None:
+        return _record_found(context, claimant, claimed_at(context.attempt_dir), script)
+    for intent in read_intents(context.attempt_dir):
         _check_intent(context, intent, cluster.accounting_horizon)
     if not lookup.complete:
         raise StatusUnknown(
@@ -259,22 +263,18 @@ def _lives(intent: Intent) -> bool:
     return True
 
 
-def _record_found(
-    context: AttemptContext, job: JobStatus, intents: Sequence[Intent], script: Path | None
-) -> Submission:
-    submitted_at = job.submitted_at or utc_now()
-    earlier = [intent for intent in intents if intent.at <= submitted_at + _CLOCK_SLACK] or list(intents)
-    if earlier:
-        launcher_script, experiment_dir = earlier[-1].launcher_script, earlier[-1].experiment_dir
+def _record_found(context: AttemptContext, job_id: int, submitted_at: datetime, script: Path | None) -> Submission:
+    if intent := intent_of(context.attempt_dir, submitted_at):
+        launcher_script, experiment_dir = intent.launcher_script, intent.experiment_dir
     elif script is not None:
         launcher_script, experiment_dir = script, experiment_dir_of(script)
     else:
         raise DamagedData(
-            f"job {job.job_id} belongs to this attempt, and the record of what it runs is gone",
+            f"job {job_id} belongs to this attempt, and the record of what it runs is gone",
             subject=str(context.attempt_dir),
             advice="Cancel it, or let it end, and open a new attempt",
         )
-    return _record(context, job.job_id, launcher_script, experiment_dir, submitted_at=submitted_at, found=True)
+    return _record(context, job_id, launcher_script, experiment_dir, submitted_at=submitted_at, found=True)
 
 
 def _record(

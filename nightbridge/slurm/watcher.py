@@ -17,6 +17,7 @@ from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, utc_no
 from nightbridge.slurm.attempt_files import (
     Cancellation,
     CancelPolicy,
+    in_its_folder,
     read_attempt,
     read_claim,
     read_exit_code,
@@ -190,7 +191,7 @@ class Watcher:
         if holder is None or holder == ended.job_id:
             return ended
         log.warning("job %d ended: job %d has claimed %s; following that one", job.job_id, holder, job.name)
-        return self._follow_one(job.model_copy(update={"job_id": holder}), on_change, on_wait)
+        return in_its_folder(self._follow_one(job.model_copy(update={"job_id": holder}), on_change, on_wait))
 
     def stop(self) -> None:
         """Stop. Whoever follows a job gets `StatusUnknown`; the jobs keep running."""

@@ -27,6 +27,7 @@ from nightbridge.slurm.attempts import (
     record_ended,
 )
 from nightbridge.slurm.local import LocalCluster
+from nightbridge.slurm.sbatch_shim import find_submission
 from tests.nightbridge.embedded.local_cluster import KILL_WAIT, wait_for_end, wait_for_state, write_script
 
 LATER = datetime.now(UTC) + timedelta(days=1)
@@ -304,6 +305,19 @@ def test_an_attempt_that_nobody_can_go_on_with_is_left_for_a_new_one_once_its_jo
     assert choose_attempt(NO_REQUEST, RUN, site) == first
     assert choose_attempt(requested, RUN, site).attempt == 2
     assert choose_attempt(requested, RUN, site).attempt == 2
+
+
+def test_a_job_that_every_source_has_forgotten_is_known_by_its_claim(site: Site, cluster: LocalCluster) -> None:
+    attempt = next_attempt(RUN, site, after=0)
+    declare_intent(attempt.attempt_dir, site.workspace / "job.sh", site.workspace / "exp", after=0)
+    assert find_submission(attempt, cluster) is None
+
+    (attempt.attempt_dir / "claim").write_text("4711 0 node1.99\n")
+    found = find_submission(attempt, cluster)
+
+    assert found is not None
+    assert (found.job_id, found.experiment_dir) == (4711, site.workspace / "exp")
+    assert find_submission(attempt, cluster) == found
 
 
 def test_an_attempt_whose_job_is_over_and_known_is_gone_on_with(site: Site, cluster: LocalCluster) -> None:

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 
 from nightbridge.errors import PermanentError, StatusUnknown
+from nightbridge.files import write_model
 from nightbridge.models import ClusterLimits, ClusterSettings, Job, JobState, JobStatus, utc_now
 from nightbridge.slurm.attempt_files import (
     AttemptContext,
+    declare_intent,
     open_attempt,
     read_cancellation,
     read_exit_code,
+    read_intents,
     record_cancellation,
 )
 from nightbridge.slurm.command_line import CommandLineCluster
@@ -481,12 +484,19 @@ def test_a_job_that_lost_the_claim_hands_over_to_the_one_that_runs(
     (job.attempt_dir / "claim").write_text("9\n")
     (job.attempt_dir / "exit_code").write_text("0\n")
     stub.say(1, JobState.FAILED, exit_code=79)
-    stub.say(9, JobState.COMPLETED, name="run-1-a1", exit_code=0)
+    submitted = utc_now() - timedelta(hours=1)
+    stub.say(9, JobState.COMPLETED, name="run-1-a1", exit_code=0, submitted_at=submitted)
+
+    first = declare_intent(job.attempt_dir, tmp_path / "1.sh", tmp_path / "of 9", after=0)
+    declare_intent(job.attempt_dir, tmp_path / "2.sh", tmp_path / "of 1", after=1)
+    assert first is not None
+    write_model(first, read_intents(job.attempt_dir)[0].model_copy(update={"at": utc_now() - timedelta(hours=2)}))
 
     followed = following(job).result(timeout=60)
 
     assert followed.job_id == 9
     assert followed.exit_file_code == 0
+    assert followed.experiment_dir == tmp_path / "of 9"
 
 
 def test_a_refusal_reaches_every_follower(
