@@ -8,7 +8,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -93,8 +93,15 @@ def choose(candidates: Sequence[Removal], policy: Policy, used_by_jobs: str, *, 
 def old_leftovers(folders: Iterable[Path], reason: str) -> list[Removal]:
     """Leftover work folders: those older than a day, longer than any work takes."""
     latest = datetime.fromtimestamp(time.time() - NEVER_YOUNGER_THAN_SECONDS, UTC)
-    found = [Removal.candidate(folder, size_of(folder), folder.stat().st_mtime, reason) for folder in folders]
+    found = _still_there(lambda path: Removal.candidate(path, size_of(path), path.stat().st_mtime, reason), folders)
     return [removal for removal in found if removal.last_used < latest]
+
+
+def _still_there(candidate: Callable[[Path], Removal], paths: Iterable[Path]) -> Iterator[Removal]:
+    """Each as a candidate, but for what another `prune` has removed since it was listed, and links to nothing."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            yield candidate(path)
 
 
 def size_of(folder: Path) -> int:
@@ -158,12 +165,9 @@ def find_old_checkouts(workspace: Path, policy: Policy) -> list[Removal]:
     used = text_of_live_jobs(workspace)
     found = []
     for repository in sorted((workspace.absolute() / "checkouts").glob("*")):
-        candidates = [
-            Removal.candidate(path, size_of(path), path.stat().st_mtime)
-            for path in repository.glob("*")
-            if _CHECKOUT.fullmatch(path.name)
-        ]
-        found += choose(candidates, policy, used, now=time.time())
+        checkouts = (path for path in repository.glob("*") if _CHECKOUT.fullmatch(path.name))
+        candidates = _still_there(lambda path: Removal.candidate(path, size_of(path), path.stat().st_mtime), checkouts)
+        found += choose([*candidates], policy, used, now=time.time())
         changed = [tree for tree in old_changed_trees(repository) if _checkout(tree) not in used]
         found += old_leftovers(changed, "modified copy, replaced by a fresh one")
         found += old_leftovers(unfinished(repository), "left by an interrupted checkout")
@@ -207,9 +211,9 @@ def find_old_environments(environments: Path, policy: Policy) -> list[Removal]:
     minutes, needs it. So nothing that was used within a day goes, whoever used it.
     """
     layers = [path for path in environments.absolute().glob("*") if _LAYER.fullmatch(path.name)]
-    old = choose([_environment(path) for path in layers], policy, "", now=time.time())
+    old = choose([*_still_there(_environment, layers)], policy, "", now=time.time())
     kept = {*layers} - {removal.path for removal in old}
-    bases = [_environment(link) for link in unneeded_bases(environments, kept)]
+    bases = _still_there(_environment, unneeded_bases(environments, kept))
     reason = "no launcher environment is built on it"
     latest = time.time() - NEVER_YOUNGER_THAN_SECONDS
     unneeded = (base for base in bases if base.last_used.timestamp() < latest)
@@ -281,14 +285,11 @@ def find_old_images(
     Raises:
         PermanentError: The jobs that use the images are unknown.
     """
-    candidates = [
-        Removal.candidate(path, path.stat().st_size, _last_used(path))
-        for path in images.absolute().glob("*.sqsh")
-        if _IMAGE.fullmatch(path.name)
-    ]
+    imported = (path for path in images.absolute().glob("*.sqsh") if _IMAGE.fullmatch(path.name))
+    candidates = _still_there(lambda path: Removal.candidate(path, path.stat().st_size, _last_used(path)), imported)
     bases = (temporary_folder((settings or ImageImport()).temp),)
     return [
-        *choose(candidates, policy, _text_of_live_jobs(images, workspace), now=time.time()),
+        *choose([*candidates], policy, _text_of_live_jobs(images, workspace), now=time.time()),
         *old_leftovers(leftover_scratch_dirs(images.absolute(), bases), "left by an interrupted import"),
     ]
 

@@ -279,6 +279,15 @@ def test_an_image_that_is_wanted_between_listing_and_removal_stays(place: Place)
     assert old.exists()
 
 
+def test_what_another_prune_has_removed_meanwhile_and_a_link_to_nothing_end_nothing(place: Place) -> None:
+    for folder, name in (("checkouts/repository", "c" * 40), ("images", f"{'d' * 64}.sqsh"), ("envs", "e" * 16)):
+        (place.workspace / folder).mkdir(parents=True, exist_ok=True)
+        (place.workspace / folder / name).symlink_to("gone")
+    assert find_old_checkouts(place.workspace, Policy()) == []
+    assert find_old_images(place.workspace, place.workspace / "images", Policy()) == []
+    assert find_old_environments(place.workspace / "envs", Policy()) == []
+
+
 def test_the_command_lists_first_and_removes_when_it_is_told(place: Place, capsys: Any) -> None:
     checkout, image = place.checkout("a", 40), place.image("b", 40)
 
