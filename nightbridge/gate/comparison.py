@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nightbridge.gate.control import (
     ASKS_FOR_PAIRS,
     UNKNOWN_SIGMAS,
-    Agreement,
     Seen,
-    agreement_of,
     change_looked_for,
     moved_back,
     rerun_reason,
@@ -31,8 +29,17 @@ from nightbridge.gate.control import (
 from nightbridge.gate.decisions import in_force, is_accepted, passed_by_ended
 from nightbridge.gate.nodes import MIN_NIGHTS
 from nightbridge.gate.tonight import MetricSeries, Tonight, ratio
-from nightbridge.gate.trend import NewLevel, is_back, lasting_improvement, ongoing_regression
-from nightbridge.history.nightly_values import Band, band_of, beyond_limits, is_required, noise_of_runs, strays_of
+from nightbridge.gate.trend import NewLevel, is_back, lasting_improvement, ongoing_regression, was_left
+from nightbridge.history.nightly_values import (
+    Agreement,
+    Band,
+    agreement_of,
+    band_of,
+    beyond_limits,
+    is_required,
+    noise_of_runs,
+    strays_of,
+)
 from nightbridge.history.rows import measured
 from nightbridge.models import Comparison, ComparisonStatus, GatePolicy, VerdictStatus
 from nightbridge.models.metrics import Metric
@@ -257,7 +264,8 @@ def _with_ongoing(result: MetricResult, series: MetricSeries, band: Band) -> Met
     steady, (field, values) = series.steady, series.steadiest
     points, least = _levels(metric, values, tonight.gate, band.width if metric.least_change else 0.0)
     ongoing, value = ongoing_regression(metric, points, least), steady[-1]
-    if ongoing is None or value is None or is_back(metric, ongoing, value, band.noise or 0.0):
+    is_over = ongoing is None or value is None or is_back(metric, ongoing, value, band.noise or 0.0)
+    if ongoing is None or is_over or was_left(metric, ongoing, tonight.nights, values):
         return _with_improvement(result, series, lasting_improvement(metric, points, least))
     if field != metric.field:
         # The level was found in another statistic; the numbers that users know are those of the metric itself.

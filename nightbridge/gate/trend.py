@@ -8,6 +8,7 @@ The nights before also tell what of a verdict is news: a fault that stands since
 """
 
 import itertools
+import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 CERTAINLY_BACK = 3.0
 """A night this many standard deviations on the good side of the worse level is taken to be back."""
+
+NIGHTS_BACK = 3
+"""The last good nights whose median says whether a level was left."""
 
 WITHOUT_RESULT = frozenset({VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE, VerdictStatus.INVALID, None})
 """Nights with these verdicts say nothing about the test: what stood before them stands after them."""
@@ -89,6 +93,7 @@ class Trend(Model):
     nights: tuple[str, ...]
     values: tuple[float | None, ...] = Field(description="One per night; None where nothing was measured.")
     changes: tuple[Change, ...]
+    left: bool = Field(False, description="Whether the last level was left by good nights: what is bad now is new.")
 
     @property
     def ongoing(self) -> Change | None:
@@ -96,6 +101,8 @@ class Trend(Model):
 
         One that was repaired, or that is a baseline since, is no cause of what is worse tonight.
         """
+        if self.left:
+            return None
         from nightbridge.history.changepoints import DEFAULT_POLICY
 
         metric = METRIC_BY_NAME[self.metric]
@@ -162,6 +169,26 @@ def is_back(metric: Metric, ongoing: NewLevel, value: float, noise: float) -> bo
     gained = ongoing.after - value if metric.lower_is_better else value - ongoing.after
     half = abs(ongoing.after - ongoing.before) / 2
     return gained > max(half, CERTAINLY_BACK * noise * abs(ongoing.after))
+
+
+def was_left(metric: Metric, level: NewLevel, nights: Sequence[Night], values: Sequence[float | None]) -> bool:
+    """Whether good nights have left a worse level: it was repaired, and what is bad now began after them.
+
+    A new level takes some nights to be found, so that the repair may not be a change yet.
+
+    Args:
+        metric: The metric.
+        level: That all its values together say to be the present one.
+        nights: Oldest first; one that is not judged yet is no good one.
+        values: One for each night.
+    """
+    from nightbridge.history.noise import night_noise
+
+    last_good = max((at for at, night in enumerate(nights) if night.is_good), default=-1)
+    since = zip(nights[: last_good + 1], values, strict=False)
+    later = itertools.islice(since, level.began.latest + 1, None)
+    back = [value for night, value in later if value is not None and night.is_good][-NIGHTS_BACK:]
+    return bool(back) and is_back(metric, level, statistics.median(back), night_noise(values) / math.sqrt(len(back)))
 
 
 class Standing(NamedTuple):
@@ -384,12 +411,15 @@ def _trend(metric: Metric, nights: Sequence[Night], decisions: Sequence[Decision
                 decision=decision_on(decisions, metric.name, last_before.own.night, begin),
             )
         )
+    decided = max((at for at, change in enumerate(changes) if change.decision), default=-1)
+    level = ongoing_regression(metric, points[decided + 1 :], least)
     return Trend(
         metric=metric.name,
         unit=metric.unit,
         nights=tuple(night.own.night for night in nights),
         values=tuple(raw[metric.field]),
         changes=tuple(changes),
+        left=level is not None and was_left(metric, level, nights, series[statistic]),
     )
 
 

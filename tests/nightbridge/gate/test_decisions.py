@@ -249,6 +249,21 @@ def test_what_is_worse_than_a_level_that_was_accepted_the_night_before_begins_af
     assert (later.since, later.night) == (night(21), night(21))
 
 
+def test_a_level_that_was_repaired_and_comes_back_begins_when_it_came_back(
+    slowed: Callable[..., Any], store: DirectoryStore
+) -> None:
+    levels = (*[1.1] * 10, *[1.0] * 4, 1.1)
+    _verdicts, rows = slowed(*levels)
+    for row in rows:
+        put_row(store, row)
+
+    made = accept(store, SERIES, "baseline", who="ann", why="needed after all", cluster="dgx")
+
+    assert made.since == night(34)
+    verdicts, _rows = slowed(*levels, 1.1, 1.1, decisions=(made,))
+    assert VerdictStatus.REGRESSED not in found(verdicts)[-2:]
+
+
 def test_accepting_what_was_too_good_begins_with_its_first_night(
     slowed: Callable[..., Any], store: DirectoryStore
 ) -> None:

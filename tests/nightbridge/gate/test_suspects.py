@@ -105,6 +105,17 @@ class TestNights:
 
         assert suspect_nights(verdict, rows) == (rows[48], rows[49])
 
+    @pytest.mark.parametrize("repaired", [1, 4, 5])
+    @pytest.mark.parametrize("again", [1, 2])
+    def test_a_change_that_was_repaired_some_nights_ago_and_came_back_is_no_suspect(
+        self, nights: Nights, repaired: int, again: int
+    ) -> None:
+        verdict, rows = nights([*[1.0] * 15, *[1.06] * 10, *[1.0] * repaired, *[1.06] * again])
+
+        assert suspect_nights(verdict, rows) == (rows[24 + repaired], rows[25 + repaired])
+        assert verdict.since == rows[25 + repaired].night
+        assert f"since {rows[15].night}" not in " ".join(verdict.reasons)
+
     @pytest.mark.parametrize("step_times", [[1.2], [1.0, 1.0]])
     def test_a_good_night_and_a_first_night_have_no_suspects(
         self, store: DirectoryStore, nights: Nights, step_times: list[float]
