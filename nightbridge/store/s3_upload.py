@@ -91,7 +91,8 @@ class Uploader:
     ) -> None:
         self._client, self._bucket, self._head, self._options = client, bucket, head, options
         self._buffers = buffers
-        self._tags = [{"Key": name, "Value": value} for name, value in parse_qsl(options.get("Tagging", ""))]
+        tags = parse_qsl(options.get("Tagging", ""), keep_blank_values=True)
+        self._tags = [{"Key": name, "Value": value} for name, value in tags]
         self._senders = ThreadPoolExecutor(REQUESTS, thread_name_prefix="nightbridge-s3")
         self._in_parts: set[FileSource] = set()
 

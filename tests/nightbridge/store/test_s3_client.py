@@ -93,11 +93,12 @@ def test_the_server_has_the_tags(
     request: pytest.FixtureRequest, settings_of: Callable[[str], StoreSettings], tmp_path: Path, kind: str
 ) -> None:
     server: S3Server = request.getfixturevalue(kind)
-    store = S3Store(settings_of(kind).model_copy(update={"tags": {"team": "llm & co"}}))
+    store = S3Store(settings_of(kind).model_copy(update={"tags": {"team": "llm & co", "temporary": ""}}))
     write_every_way(store, tmp_path)
     for key in ("record.json", "manifest.json", "small", "large"):
         answer = server.client().get_object_tagging(Bucket=store.bucket, Key=store.prefix + key)
-        assert answer["TagSet"] == [{"Key": "team", "Value": "llm & co"}], key
+        found = {tag["Key"]: tag["Value"] for tag in answer["TagSet"]}
+        assert found == {"team": "llm & co", "temporary": ""}, key
 
 
 def assumed(token: str, lasts: timedelta) -> Answer:
