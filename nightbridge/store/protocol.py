@@ -219,7 +219,7 @@ def write_read_delete(store: ObjectStore) -> None:
         raise PermanentError(
             "the store ignores `If-None-Match: *`, which exactly-once commits need",
             subject=store.url,
-            advice="Use a server with conditional writes (AWS, Ceph) or a file:// store",
+            advice="Use a server with conditional writes (AWS, Ceph in a bucket without versioning) or a file:// store",
         )
     if not created or read != data:
         raise PermanentError(

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -193,6 +194,16 @@ def test_a_server_that_ignores_the_condition_is_refused(ministack: S3Server) -> 
         proxy.before = lambda request: next(answers) if request.method == "PUT" else None
         with pytest.raises(PermanentError, match="ignores `If-None-Match"):
             store.check_writable()
+
+
+def test_so_is_ceph_in_a_bucket_with_versioning_which_makes_it_ignore_the_condition(
+    ceph: S3Server, ceph_settings: StoreSettings
+) -> None:
+    bucket = f"versions-{uuid.uuid4().hex[:8]}"
+    ceph.make_bucket(bucket)
+    ceph.client().put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    with pytest.raises(PermanentError, match="Ceph in a bucket without versioning"):
+        S3Store(changed(ceph_settings, url=f"s3://{bucket}")).check_writable()
 
 
 def test_what_a_server_says_it_has_stored_and_has_not_is_no_success(ministack: S3Server) -> None:
