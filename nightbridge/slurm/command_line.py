@@ -58,6 +58,7 @@ _ALLOWED_ACCOUNTS = re.compile(r"\bAllowAccounts=(\S+)")
 # `limits` and `qos` imply it (slurm.conf(5)).
 _NEEDS_ASSOCIATION = re.compile(r"^AccountingStorageEnforce\s*=.*\b(associations|limits|qos|all)\b", re.MULTILINE)
 _NO_SLURMDBD = re.compile(r"Connection refused|slurm_persist_conn_open|Problem talking to")
+_NO_ACCOUNTING = re.compile(r"accounting storage is disabled")
 # Whom Slurm names when slurmctld itself ends a job, as after a prolog that failed.
 _SLURM_ITSELF = frozenset({"", "0", "root"})
 _EXIT_CODE = re.compile(r"\bExitCode=(\d+):(\d+)")
@@ -147,7 +148,7 @@ class CommandLineCluster:
 
         Raises:
             InvalidInput: The settings name a slurm.conf that is not there; Slurm's commands would wait a minute for it.
-            PermanentError: Slurm is not installed, or not configured, on this machine.
+            PermanentError: Slurm is not installed, or not configured, on this machine, or keeps no accounting.
             TransientError: slurmctld did not answer.
         """
         if self.settings.slurm_conf is not None and not self.settings.slurm_conf.exists():
@@ -155,6 +156,7 @@ class CommandLineCluster:
                 "no such file", subject=str(self.settings.slurm_conf), advice="Correct the cluster's slurm_conf"
             )
         listing = self._must("sinfo", "--noheader", "--all", "--format=%P|%l|%s|%D|%G")
+        self._check_accounting()
         rows = [line.split("|", 4) for line in listing.splitlines() if line.count("|") >= 4]
         names = tuple(dict.fromkeys(row[0].rstrip("*") for row in rows))
         default = next((row[0].rstrip("*") for row in rows if row[0].endswith("*")), None)
@@ -247,6 +249,16 @@ class CommandLineCluster:
         listing = self._ask(("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%T|%E")) or ""
         rows = dict.fromkeys(tuple(line.strip().split("|", 2)) for line in listing.splitlines() if line.count("|") >= 2)
         return "; ".join(dict.fromkeys(f"{row[0]}: {row[2]}" for row in rows if re.match("down|drain", row[1])))
+
+    def _check_accounting(self) -> None:
+        """Raise where Slurm keeps no accounting: no lookup could tell that an attempt has no job."""
+        answer = self._query(("sacct", "--noheader", "--jobs=1", "--format=JobID"))
+        if answer is not None and _NO_ACCOUNTING.search(answer.stderr):
+            raise PermanentError(
+                "Slurm keeps no accounting here, and without it a job that squeue has forgotten cannot be found again",
+                subject=self.settings.name,
+                advice="Have the site set up slurmdbd (AccountingStorageType in slurm.conf)",
+            )
 
     def _all_nodes_are_up(self) -> bool:
         states = (self._ask(("sinfo", "--noheader", "--all", "--format=%T")) or "").split()

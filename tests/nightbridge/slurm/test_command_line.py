@@ -317,6 +317,15 @@ def test_a_machine_without_a_slurm_configuration_is_no_passing_trouble(fake: Cal
         fake(sinfo=sinfo).limits()
 
 
+def test_a_slurm_that_keeps_no_accounting_is_refused_before_anything_waits_for_it(
+    fake: Callable[..., CommandLineCluster],
+) -> None:
+    sacct = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
+
+    with pytest.raises(PermanentError, match=r"fake: Slurm keeps no accounting here.* slurmdbd"):
+        fake(sinfo="echo 'batch*|1:00|1|1|(null)'", sacct=sacct).limits()
+
+
 def test_a_controller_that_is_away_is_a_passing_trouble(fake: Callable[..., CommandLineCluster]) -> None:
     with pytest.raises(TransientError, match="Unable to contact slurm controller"):
         fake(sinfo="echo 'slurm_load_partitions: Unable to contact slurm controller' >&2; exit 1").limits()
