@@ -16,6 +16,7 @@ import pytest
 
 from examples.practice.repositories import PracticeRepositories
 from tests.flows.practice_night import NIGHTBRIDGE, Entry, write_scenario, write_site
+from tests.real.prefect_server import make_home
 
 pytestmark = pytest.mark.launcher
 
@@ -33,7 +34,7 @@ FILES = 64
 def start(
     arguments: list[str | Path], folder: Path, environment: Mapping[str, str], before: Callable[[], None] | None = None
 ) -> "subprocess.Popen[str]":
-    folder.mkdir()
+    make_home(folder / "prefect")
     return subprocess.Popen(
         [NIGHTBRIDGE, *arguments],
         env={**os.environ, "PREFECT_HOME": str(folder / "prefect"), **environment},

@@ -30,6 +30,7 @@ from examples.practice.repositories import commit_behaviour, make_practice_repos
 from nightbridge.models import SecretRef, StoreSettings
 from tests.conftest import BUCKET
 from tests.flows.practice_night import Entry, nightbridge, toml, write_scenario, write_site
+from tests.real.prefect_server import make_home
 from tests.real.s3_servers import S3Server
 from tests.real.socket_audit import called_hosts, make_audited_python
 
@@ -125,18 +126,31 @@ class Watched:
     job_environments: dict[str, dict[str, str]] = field(default_factory=dict)
     """Of one training process of each job, by the job's name."""
 
+    _seen: set[tuple[str, bytes]] = field(default_factory=set)
+    """Processes as they were looked at: one has another environment only where it runs another command."""
+
     def look(self) -> None:
-        for process in Path("/proc").glob("[0-9]*"):
+        for pid in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
-                command_line = (process / "cmdline").read_bytes()
+                command_line = read_bytes(f"/proc/{pid}/cmdline")
+                if (pid, command_line) in self._seen:
+                    continue
                 self.command_lines.add(command_line)
-                found = (process / "environ").read_bytes()
+                found = read_bytes(f"/proc/{pid}/environ")
+                if found:  # nothing while the command begins
+                    self._seen.add((pid, command_line))
                 self.environments.add((command_line, found))
                 if b"bootstrap.py" in command_line:
                     variables = found.decode().split("\0")
                     environment = dict(line.split("=", 1) for line in variables if "=" in line)
                     if job := environment.get("SLURM_JOB_NAME"):
                         self.job_environments[job] = environment
+
+
+def read_bytes(path: str) -> bytes:
+    """A file of /proc, without what Python does for other files: each process is looked at fifty times a second."""
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
 
 
 @contextlib.contextmanager
@@ -241,8 +255,9 @@ def left(
         'smtp_password = "env:PLANTED_MAIL"\nwebhook = "env:PLANTED_WEBHOOK"\n',
     ]
     site.write_text("\n".join(settings))
-    for name in ("home", "tmp", "prefect"):
+    for name in ("home", "tmp"):
         (folder / name).mkdir()
+    make_home(folder / "prefect")
     # What the tests themselves set to keep telemetry at home is not what keeps the night's at home.
     telemetry = {"DO_NOT_TRACK", "PREFECT_SERVER_ANALYTICS_ENABLED", "CI"}
     environment = {

@@ -24,6 +24,7 @@ from prefect.settings import (
 from nightbridge.errors import InvalidInput, PermanentError, TransientError
 from nightbridge.flows.embedded_server import EmbeddedServer, refuse_newer_database
 from nightbridge.flows.server import reach_server
+from tests.real.prefect_server import make_home
 from tests.real.slurm_daemons import free_ports
 
 MOMENT = 10.0
@@ -66,8 +67,9 @@ def _no_server_of_others() -> Iterator[None]:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Settings of a person who has configured nothing, telemetry included."""
+    """Settings of a person who has configured nothing, telemetry included, and has run something before."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "DO_NOT_TRACK"))}
+    make_home(tmp_path / "prefect")
     return {**kept, "PREFECT_HOME": str(tmp_path / "prefect")}
 
 
