@@ -22,7 +22,7 @@ RUN_KEY = "llama-2026-11-21-0123456789"
 
 @pytest.fixture(scope="module")
 def deployed(prefect_server: PrefectServer) -> PrefectServer:
-    prefect_server.prefect("work-pool", "create", "nightbridge", "--type", "process", "--overwrite")
+    prefect_server.make_pool("nightbridge")
     prefect_server.prefect("--no-prompt", "deploy", "--name", "watchdog", cwd=ROOT)
     return prefect_server
 
@@ -49,18 +49,17 @@ def site(tmp_path: Path) -> Site:
 def run_watchdog(server: PrefectServer, **parameters: Any) -> dict[str, Any]:
     """Run the deployment as a worker does, and return its flow run."""
     given = {"by": f"{utc_now():%H:%M}", "timezone": "UTC", **parameters}
-    options = [word for name, value in given.items() for word in ("-p", f"{name}={json.dumps(value)}")]
-    started = server.prefect("deployment", "run", "watchdog/watchdog", *options)
-    flow_run = started.split("UUID: ")[1].split()[0]
+    deployment = server.ask("GET", "deployments/name/watchdog/watchdog")["id"]
+    flow_run = server.ask("POST", f"deployments/{deployment}/create_flow_run", {"parameters": given})["id"]
     done = subprocess.run(
-        [Path(sys.executable).with_name("prefect"), "flow-run", "execute", flow_run],
+        [sys.executable, "-m", "prefect.engine", flow_run],
         env=server.environment,
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert "Traceback" not in done.stdout + done.stderr + server.prefect("flow-run", "logs", flow_run)
+    assert "Traceback" not in done.stdout + done.stderr + server.log_of(flow_run)
     found: dict[str, Any] = server.ask("GET", f"flow_runs/{flow_run}")
     return found
 
@@ -79,7 +78,7 @@ def event_of(server: PrefectServer, flow_run: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_it_looks_every_morning_at_eight(deployed: PrefectServer) -> None:
-    shown = json.loads(deployed.prefect("deployment", "inspect", "watchdog/watchdog", "-o", "json"))
+    shown = deployed.ask("GET", "deployments/name/watchdog/watchdog")
 
     (schedule,) = shown["schedules"]
     assert (schedule["schedule"]["cron"], schedule["schedule"]["timezone"]) == ("0 8 * * *", "Europe/Berlin")
