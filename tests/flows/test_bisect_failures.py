@@ -3,7 +3,6 @@ crashes, or computes something else.
 """
 
 import json
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ from typing import Any
 import pytest
 
 from examples.practice.repositories import Workload, commit_many, install_torchrun, make_practice_repositories
-from tests.flows.practice_night import NIGHTBRIDGE, WIDE, Entry, write_scenario, write_site
+from nightbridge.flows import nightly_regression
+from tests.flows.practice_night import WIDE, Entry, nightbridge, write_scenario, write_site
 from tests.real.prefect_server import PrefectServer
 
-pytestmark = pytest.mark.launcher
+pytestmark = [pytest.mark.launcher, pytest.mark.usefixtures("flows_here")]
 
 TEST = "bisected"
 CULPRIT = 1
@@ -51,15 +51,13 @@ def test_the_commit_with_which_a_test_began_to_fail_is_named(
     install_torchrun(tmp_path / "practice", launcher_python)
     scenario = write_scenario(tmp_path / "conf", repositories, "one", entry)
 
-    def said(*command: str | Path) -> "subprocess.CompletedProcess[str]":
-        words = [NIGHTBRIDGE, *command, "--system", site]
-        return subprocess.run(words, env=prefect_server.environment, capture_output=True, text=True, check=False)
-
-    assert said("run", scenario, "--night", "n1").returncode == 0
+    assert nightly_regression(scenario, night="n1", system=str(site)).exit_code == 0
     commits = commit_many(repositories, ["Tidy", "Break it"], {CULPRIT: behaviour}, workload)
-    assert said("run", scenario, "--night", "n2").returncode == exit_code
+    assert nightly_regression(scenario, night="n2", system=str(site)).exit_code == exit_code
 
-    searched = said("bisect", TEST, "--confidence", "0.9", "--json")
+    searched = nightbridge(
+        *("bisect", TEST, "--system", site, "--confidence", "0.9", "--json"), environment=prefect_server.environment
+    )
 
     assert searched.returncode == 0, searched.stderr
     result: Mapping[str, Any] = json.loads(searched.stdout)
