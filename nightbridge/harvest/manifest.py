@@ -15,7 +15,8 @@ from pydantic_core import to_json
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.models import Job, Model, RunRecord, RunSpec, StoredFile, StoredModel
 from nightbridge.store.checksum import FileDigest, sha256_hex
-from nightbridge.store.protocol import ObjectStore, read_stored
+from nightbridge.store.protocol import ObjectInfo, ObjectStore, read_stored
+from nightbridge.store.transfers import in_parallel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -160,6 +161,48 @@ def committed_record(store: ObjectStore, manifest: Manifest) -> RunRecord:
             subject=store.url_of(key),
             advice="It was written by another version of nightbridge",
         ) from error
+
+
+def missing_objects(store: ObjectStore, manifest: Manifest) -> list[str]:
+    """Objects that are missing or others, a line each; a listing may lag behind, so what it doubts is looked at."""
+    missing, doubted = {file.path: file for file in manifest.files}, []
+    for found in store.list(manifest.prefix):
+        file = missing.pop(found.key.removeprefix(f"{manifest.prefix}/"), None)
+        if file is not None and _wrong(file, found):
+            doubted.append(file)
+    doubted = [*missing.values(), *doubted]
+    return list(filter(None, in_parallel(lambda file: object_problem(store, manifest.prefix, file), doubted)))
+
+
+def foreign_objects(store: ObjectStore, manifest: Manifest) -> list[str]:
+    """Paths below the run's prefix that its manifest does not name."""
+    ours = {MANIFEST, *(file.path for file in manifest.files)}
+    paths = (found.key.removeprefix(f"{manifest.prefix}/") for found in store.list(manifest.prefix))
+    return [path for path in paths if path not in ours]
+
+
+def _wrong(file: StoredFile, found: ObjectInfo | None) -> str:
+    """How an object differs from the manifest's entry in what is known of it, empty where it does not."""
+    if found is None:
+        return f"{file.path}: missing"
+    if found.size != file.size:
+        return f"{file.path}: {found.size} bytes, expected {file.size}"
+    for name, has, expected in (
+        ("sha256", found.sha256, file.sha256),
+        # The server's own: a recorded checksum says what the writer sent, or what somebody copied beside other bytes.
+        ("ETag", found.etag, file.etag),
+    ):
+        if has and expected and has != expected:
+            return f"{file.path}: {name} {has}, expected {expected}"
+    return ""
+
+
+def object_problem(store: ObjectStore, prefix: str, file: StoredFile) -> str:
+    """What is wrong with a stored object, by its size and the checksums that the store has of it; empty for nothing."""
+    found = store.stat(f"{prefix}/{file.path}", file.part_size)
+    if found and not (found.sha256 or (found.etag and file.etag)):
+        return f"{file.path}: no checksum in the store; use --deep"
+    return _wrong(file, found)
 
 
 def run_prefix(spec: RunSpec, attempt: int) -> str:

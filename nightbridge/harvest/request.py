@@ -29,10 +29,10 @@ from nightbridge.harvest.manifest import (
     Manifest,
     commit_manifest,
     committed_record,
+    missing_objects,
     read_manifest,
     run_prefix,
 )
-from nightbridge.harvest.restore import missing_objects
 from nightbridge.harvest.selection import files_to_store, older_in_place_of, stored_path
 from nightbridge.harvest.upload import Unit, Uploaded, upload
 from nightbridge.locking import lease

@@ -7,6 +7,7 @@ the digests of the parts it has behind its end, so that a fetch that was killed 
 
 import base64
 import contextlib
+import errno
 import fcntl
 import hashlib
 import itertools
@@ -17,6 +18,7 @@ import shutil
 import stat
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +26,7 @@ from typing import Literal, NamedTuple
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.files import new_file, read_model, read_regular, write_atomically, write_error, write_model
-from nightbridge.harvest.manifest import MANIFEST, Manifest, read_manifest
+from nightbridge.harvest.manifest import MANIFEST, Manifest, object_problem, read_manifest
 from nightbridge.harvest.selection import stored_save_dirs, untracked_save_dirs
 from nightbridge.models import StoredFile
 from nightbridge.outputs.checkpoints import TRACKER, TRACKERS, TRAIN_STATE
@@ -49,6 +51,9 @@ CHUNK = 1 << 20
 DIGEST = 32
 """Bytes of a SHA-256."""
 
+_WITHOUT_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
+"""What file systems answer that know no locks, such as Lustre mounted without `flock`."""
+
 _TEMPORARY = re.compile(r"\..*\.(part|tmp)", re.DOTALL)
 """Names of files that a fetch which was killed has left; nothing loads them."""
 
@@ -70,31 +75,13 @@ class _Part(NamedTuple):
     sha256: bytes | None
 
 
-def missing_objects(store: ObjectStore, manifest: Manifest) -> list[str]:
-    """Objects that are missing or others, a line each; a listing may lag behind, so what it doubts is looked at."""
-    missing, doubted = {file.path: file for file in manifest.files}, []
-    for found in store.list(manifest.prefix):
-        file = missing.pop(found.key.removeprefix(f"{manifest.prefix}/"), None)
-        if file is not None and _wrong(file, found):
-            doubted.append(file)
-    doubted = [*missing.values(), *doubted]
-    return list(filter(None, in_parallel(lambda file: _problem(store, manifest.prefix, file), doubted)))
-
-
-def foreign_objects(store: ObjectStore, manifest: Manifest) -> list[str]:
-    """Paths below the run's prefix that its manifest does not name."""
-    ours = {MANIFEST, *(file.path for file in manifest.files)}
-    paths = (found.key.removeprefix(f"{manifest.prefix}/") for found in store.list(manifest.prefix))
-    return [path for path in paths if path not in ours]
-
-
 def verify_run(store: ObjectStore, prefix: str, on_progress: Callable[[Progress], None] | None = None) -> list[str]:
     """Check a run against its manifest; returns one line per problem, none when every object is there and intact.
 
     Checks presence, size and checksum. A directory's checksums are computed from its bytes; those of S3 are the ones
     recorded with the objects, and the server's own ETags. `verify_content` reads the bytes.
     """
-    return _verify(store, prefix, lambda file: _problem(store, prefix, file), on_progress)
+    return _verify(store, prefix, lambda file: object_problem(store, prefix, file), on_progress)
 
 
 def verify_content(store: ObjectStore, prefix: str, on_progress: Callable[[Progress], None] | None = None) -> list[str]:
@@ -345,7 +332,7 @@ def _is_there(path: Path, file: StoredFile) -> bool:
 def _restore(reader: _Reader, pool: ThreadPoolExecutor, file: StoredFile, path: Path) -> None:
     parts = _parts(file)
     partial = path.with_name(f".{_short(path.name)}.{file.sha256[:32]}.part")
-    with _opened_alone(partial) as descriptor:
+    with _opened_alone(partial) as (descriptor, partial):
 
         def write(start: int, chunk: memoryview) -> None:
             while chunk:
@@ -427,18 +414,30 @@ def _of_each_range(
 
 
 @contextlib.contextmanager
-def _opened_alone(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
+def _opened_alone(path: Path) -> Iterator[tuple[int, Path]]:
+    """Open what a file grows in, for this fetch alone: its descriptor, and where it is.
+
+    Without locks it has a name that no other fetch has, and none goes on with it.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    with contextlib.ExitStack() as ended:
+        descriptor = os.open(path, flags, 0o666)
+        ended.callback(os.close, descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise TransientError(
-                "another fetch is restoring it", subject=str(path), advice="Wait for its end"
-            ) from error
-        yield descriptor
-    finally:
-        os.close(descriptor)
+            what, advice = "another fetch is restoring it", "Wait for its end"
+            raise TransientError(what, subject=str(path), advice=advice) from error
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
+            if not os.fstat(descriptor).st_size:
+                path.unlink(missing_ok=True)
+            path = path.with_name(f".{uuid.uuid4().hex}.part")
+            descriptor = os.open(path, flags | os.O_EXCL, 0o666)
+            ended.callback(os.close, descriptor)
+            ended.callback(path.unlink, missing_ok=True)
+        yield descriptor, path
 
 
 def _digest_on_disk(descriptor: int, part: _Part) -> bytes:
@@ -474,26 +473,3 @@ def _verify(
     wrong_prefix = "" if manifest.prefix == prefix else f"{MANIFEST}: belongs to {manifest.prefix}"
     meter = Meter("reading", [file.size for file in manifest.files], on_progress)
     return [problem for problem in (wrong_prefix, *in_parallel(check, manifest.files, meter, FILES)) if problem]
-
-
-def _wrong(file: StoredFile, found: ObjectInfo | None) -> str:
-    """How an object differs from the manifest's entry in what is known of it, empty where it does not."""
-    if found is None:
-        return f"{file.path}: missing"
-    if found.size != file.size:
-        return f"{file.path}: {found.size} bytes, expected {file.size}"
-    for name, has, expected in (
-        ("sha256", found.sha256, file.sha256),
-        # The server's own: a recorded checksum says what the writer sent, or what somebody copied beside other bytes.
-        ("ETag", found.etag, file.etag),
-    ):
-        if has and expected and has != expected:
-            return f"{file.path}: {name} {has}, expected {expected}"
-    return ""
-
-
-def _problem(store: ObjectStore, prefix: str, file: StoredFile) -> str:
-    found = store.stat(f"{prefix}/{file.path}", file.part_size)
-    if found and not (found.sha256 or (found.etag and file.etag)):
-        return f"{file.path}: no checksum in the store; use --deep"
-    return _wrong(file, found)

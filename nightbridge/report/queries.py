@@ -11,8 +11,8 @@ from nightbridge.gate.evidence import Contract, read_scalars
 from nightbridge.gate.judging import judge
 from nightbridge.gate.trend import Trend, trends
 from nightbridge.gate.verdict import compare_with
-from nightbridge.harvest.manifest import last_attempt, load_record, read_manifest
-from nightbridge.harvest.restore import foreign_objects, verify_run
+from nightbridge.harvest.manifest import foreign_objects, last_attempt, load_record, read_manifest
+from nightbridge.harvest.restore import verify_run
 from nightbridge.history.nightly_values import rows_until
 from nightbridge.history.reading import StoredSeries, find_series, read_history
 from nightbridge.history.rows import HistoryRow, row_of

@@ -1,7 +1,9 @@
 """Verify and fetch: every object of the manifest is there and whole, or it is said which is not."""
 
 import dataclasses
+import errno
 import fcntl
+import os
 import random
 import shutil
 import subprocess
@@ -15,11 +17,11 @@ from typing import Any
 import pytest
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
-from nightbridge.harvest.manifest import read_manifest
-from nightbridge.harvest.restore import INCOMPLETE, Product, fetch_run, foreign_objects, verify_content, verify_run
+from nightbridge.harvest.manifest import foreign_objects, read_manifest
+from nightbridge.harvest.restore import INCOMPLETE, Product, fetch_run, verify_content, verify_run
 from nightbridge.models import CheckpointState, StoreSettings
 from nightbridge.outputs.checkpoints import TRACKERS
-from nightbridge.store.checksum import PART_SIZE, FileSource
+from nightbridge.store.checksum import PART_SIZE, FileSource, sha256_of_file
 from nightbridge.store.protocol import ObjectStore, open_store
 from nightbridge.store.s3 import S3Store
 from tests.builders import torch_files
@@ -446,6 +448,23 @@ def test_two_fetches_into_one_folder_do_not_mix(directory: ObjectStore, left: Le
         fcntl.flock(stream, fcntl.LOCK_EX)
         with pytest.raises(TransientError, match="another fetch is restoring it"):
             fetch_run(directory, prefix, tmp_path / "back")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_takes_a_run_as_any_other(
+    directory: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As Lustre mounted without `flock`, or NFS without lockd."""
+
+    def without_locks(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    prefix, back = make_run(tmp_path / "w").harvest(directory).prefix, tmp_path / "back"
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    manifest = fetch_run(directory, prefix, back)
+    found = {path.relative_to(back).as_posix(): path for path in back.rglob("*") if path.is_file()}
+    assert set(found) == {"manifest.json", *(file.path for file in manifest.files)}
+    assert {sha256_of_file(found[file.path], file.part_size) == file.sha256 for file in manifest.files} == {True}
 
 
 def test_files_of_one_content_whose_long_names_begin_alike_do_not_stand_in_each_others_way(
