@@ -41,8 +41,8 @@ QUEUE_INTERVAL = 600.0
 """Seconds between two looks at the whole queue."""
 
 # Slurm's own commands read these as options (sbatch(1), "INPUT ENVIRONMENT VARIABLES"), and a caller that is itself a
-# job has dozens of them. SLURM_CONF alone selects the cluster.
-_SLURM_VARIABLES = re.compile(r"(?!SLURM_CONF$)(SLURMD?|SBATCH|SALLOC|SRUN|SQUEUE|SACCT|SINFO|SCANCEL|SCONTROL)_")
+# job has dozens of them. Two say where the cluster's configuration is: a file, or a slurmctld that hands it out.
+_SLURM_VARIABLES = re.compile(r"(?!SLURM_CONF(_SERVER)?$)(SLURMD?|S(BATCH|ALLOC|RUN|QUEUE|ACCT|INFO|CANCEL|CONTROL))_")
 
 _KILLED = range(129, 193)
 """A shell's exit codes for a command that a signal ended; subprocess has negative ones."""
@@ -349,7 +349,7 @@ class CommandLineCluster:
 
 
 def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` without the variables that Slurm's commands would take for options; SLURM_CONF stays."""
+    """`environ` without the variables that Slurm's commands would take for options; what selects the cluster stays."""
     return {name: value for name, value in environ.items() if not _SLURM_VARIABLES.match(name)}
 
 

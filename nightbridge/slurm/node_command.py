@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 ENDING_SECONDS = 180.0
 """How long a cancelled job may take to be gone: Slurm's KillWait, 30 s unless the site changed it, and an epilog."""
 
-_KEPT_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "SLURM_CONF")
+_KEPT_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "SLURM_CONF", "SLURM_CONF_SERVER")
 
 # Slurm's messages when a job was ended early, and when there never was one; texts of Slurm 22.05 to 26.05.
 _ENDED_EARLY = re.compile(

@@ -208,6 +208,15 @@ def test_an_sbatch_that_ends_without_an_answer_leaves_open_whether_there_is_a_jo
         fake(sbatch=f'printf "%s" "{warning}" >&2; {end}').submit("name", Path("x.sh"), [])
 
 
+def test_where_slurm_gets_its_configuration_from_is_kept(
+    fake: Callable[..., CommandLineCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF_SERVER", "login:6817")
+    monkeypatch.setenv("SLURM_CLUSTERS", "other")
+
+    fake(sinfo='test "$SLURM_CONF_SERVER$SLURM_CLUSTERS" = login:6817 && echo "batch*|1:00|1|1|(null)"').limits()
+
+
 def test_without_any_answer_the_status_is_unknown(fake: Callable[..., CommandLineCluster]) -> None:
     with pytest.raises(StatusUnknown):
         fake().states([1])
