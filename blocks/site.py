@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 from prefect.blocks.core import Block
 from prefect.blocks.notifications import AppriseNotificationBlock
 from prefect.client.orchestration import get_client
-from pydantic import Field, HttpUrl, SecretStr, model_validator
+from pydantic import Field, HttpUrl, SecretStr, ValidationError, model_validator
 
 from nightbridge import models
 from nightbridge.blocks.base import Password, SettingsBlock
@@ -248,6 +248,8 @@ def _name_of(value: Any) -> Any:
         except ValueError as error:
             advice = "Pick another one, or save the deployment with one"
             raise InvalidInput("no such block", subject=str(reference), advice=advice) from error
+        except RuntimeError as error:
+            raise _not_valid(str(reference), error) from error
     if not isinstance(value, Block):
         return value
     if not value._block_document_name:
@@ -266,11 +268,15 @@ def load_site(choice: SiteChoice = SiteChoice()) -> models.Site:  # noqa: B008  
     A cluster, store or workspace that is named wins over the site's.
 
     Raises:
-        InvalidInput: A block or file of that name does not exist.
+        InvalidInput: A block or file of that name does not exist, or a field of it is wrong.
     """
     plain = plain_site(choice)
     if plain is None:
-        return _site_with_blocks(choice)
+        try:
+            return _site_with_blocks(choice)
+        except ValidationError as error:  # of fields that fit each by itself
+            named = ", ".join(filter(None, (choice.system, choice.cluster, choice.store)))
+            raise _not_valid(named, error) from error
     site, warnings = plain
     for warning in warnings:
         log.warning("%s", warning)
@@ -309,3 +315,23 @@ def _load(kind: type[B], name: str | None, otherwise: str) -> B:
             subject=str(name),
             advice=f"Make one in the Prefect UI, or give {otherwise}",
         ) from error
+    except RuntimeError as error:
+        raise _not_valid(str(name), error) from error
+
+
+def _not_valid(subject: str, error: Exception) -> InvalidInput:
+    """What is wrong in a block: the UI saves what its schema allows, and Prefect names no field when it loads it.
+
+    Raises:
+        Exception: The error itself, where it is none of a field.
+    """
+    wrong = error if isinstance(error, ValidationError) else error.__cause__
+    if not isinstance(wrong, ValidationError):
+        raise error
+    fields = [(".".join([wrong.title, *map(str, each["loc"])]), each["msg"]) for each in wrong.errors()]
+    return InvalidInput(
+        "this block, or one in it, has a wrong field",
+        subject=subject,
+        advice="Correct it in the Prefect UI",
+        violations=[f"{field}: {said.removeprefix('Value error, ')}" for field, said in fields],
+    )

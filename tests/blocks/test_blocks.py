@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from prefect.blocks.core import Block
 from prefect.testing.standard_test_suites.blocks import BlockStandardTestSuite
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from examples.practice.repositories import PracticeRepositories
 from nightbridge import blocks, models
-from nightbridge.blocks import HarvestStore, Site, SlurmCluster, load_site, site_choice
+from nightbridge.blocks import HarvestStore, Notifications, Site, SlurmCluster, load_site, site_choice
 from nightbridge.errors import InvalidInput
 from nightbridge.models import ClusterSettings, ImageImport, SecretRef, SiteChoice
 from tests.real.git_server import served_over_http
@@ -291,6 +291,30 @@ def test_an_unknown_block_is_named_with_those_that_exist_and_the_way_out(
     assert "no-such-site: no Site block of this name; there are " in done.stderr
     assert "this-site" in done.stderr
     assert "Make one in the Prefect UI" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("saved", "field"),
+    [
+        (Site.model_construct(cluster=SlurmCluster.model_construct(max_jobs=0)), "Site.cluster.max_jobs: Input should"),
+        (Site(notifications=Notifications(smtp_host="mail")), "NotifySettings: mail needs both smtp_host and mail_to"),
+        (Site(store=HarvestStore(retention_days=-1)), "RetentionPolicy.days: Input should be greater"),
+    ],
+    ids=["one field", "two fields", "of the store"],
+)
+def test_a_block_that_was_saved_with_a_wrong_field_is_invalid_input_that_names_it(
+    saved: Site, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(name: str, **_: object) -> Site:
+        try:
+            return Site.model_validate(saved.model_dump(mode="json"))
+        except ValidationError as error:  # as Prefect says it
+            raise RuntimeError(f"Unable to load {name!r} of block type 'nightbridge-site'") from error
+
+    monkeypatch.setattr(Site, "load", load)
+
+    with pytest.raises(InvalidInput, match=rf"hopper: this block, or one in it, has a wrong field(.|\n)*{field}"):
+        load_site(SiteChoice(system="hopper"))
 
 
 class TestResultStorage:
