@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from examples.practice.repositories import PracticeRepositories, commit_behaviour
@@ -49,10 +48,10 @@ class Night:
         return LocalCluster(ClusterSettings(), self.workspace / "cluster")
 
     def ask(self, path: str, **document: Any) -> Any:
-        return httpx.post(f"{self.server.api_url}/{path}", json=document, timeout=180).raise_for_status().json()
+        return self.server.ask("POST", path, document)
 
     def look(self, path: str) -> Any:
-        return httpx.get(f"{self.server.api_url}/{path}", timeout=180).raise_for_status().json()
+        return self.server.ask("GET", path)
 
     def start(self) -> None:
         """Start it by hand, as a Quick run does."""
@@ -101,7 +100,7 @@ class Night:
         while not true():
             told = f"{self.state()} {self.subflows()} {self.jobs()}"
             assert time.monotonic() < begun + seconds, f"it did not happen in time: {told}"
-            time.sleep(0.1)
+            time.sleep(0.4)  # a look costs the server, or whoever reads all of /proc, a hundredth of a second
         return time.monotonic() - begun
 
 
@@ -110,7 +109,7 @@ def worker(
     prefect_server: PrefectServer, ministack: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PrefectServer]:
     """A server with the night's deployment and a worker that polls often."""
-    prefect_server.prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
+    prefect_server.make_pool(POOL)
     deploy = ["--no-prompt", "deploy", "nightbridge.flows.nightly.nightly", "--name", "person", "--pool", POOL]
     prefect_server.prefect(*deploy, cwd=ROOT)
     log = tmp_path_factory.mktemp("worker") / "worker.log"
