@@ -77,7 +77,8 @@ def night_of_schedule(flow_run: FlowRun, schedules: Sequence[DeploymentSchedule]
     own = [schedule for schedule in schedules if flow_run.created_by and schedule.id == flow_run.created_by.id]
     expected = flow_run.expected_start_time
     assert expected is not None  # scheduled flow runs have one
-    # A deployment that was made again since has new schedules: then the first of them gives the zone.
+    # A deployment that was made again since has new schedules: then the first of them gives the zone, and those with
+    # this slot, else all, say whether a later one is due.
     zone = _zone([*own, *schedules][0]) if schedules else ZoneInfo("UTC")
     slot = expected.astimezone(zone)
     first_of_the_day = [
@@ -86,7 +87,8 @@ def night_of_schedule(flow_run: FlowRun, schedules: Sequence[DeploymentSchedule]
         for found in _slots(schedule, datetime.combine(slot.date(), time(), _zone(schedule)), slot)[:1]
         if found.date() == slot.date()
     ]
-    later = any(found > slot for schedule in own for found in _slots(schedule, slot, now))
+    same = own or [schedule for schedule in schedules if slot in _slots(schedule, slot, now)]
+    later = any(found > slot for schedule in same or schedules for found in _slots(schedule, slot, now))
     return ChosenNight(
         night=night_of_slot(slot, first_of_the_day), slot=slot, late=now - slot > LATE, later_slot_due=later
     )

@@ -51,6 +51,26 @@ def test_a_nightly_schedule_gives_each_night_its_own_date(slot: datetime, expect
     assert night(slot, schedule("0 1 * * *")).night == expected
 
 
+@pytest.mark.parametrize(
+    ("crons", "expected"),
+    [
+        (["0 1 * * *"], True),  # as it was
+        (["0 3 * * *"], True),  # moved
+        (["0 1 * * *", "0 13 * * *"], True),
+        (["0 1 1 * *", "0 13 * * *"], True),
+        (["0 1 21 * *", "0 13 * * *"], False),  # the other one is no later night of this schedule
+    ],
+)
+def test_a_missed_night_gives_way_to_a_later_one_after_its_deployment_was_made_again(
+    crons: list[str], expected: bool
+) -> None:
+    slot, now = datetime(2026, 11, 21, 0, 0, tzinfo=UTC), datetime(2026, 11, 25, 13, 0, tzinfo=UTC)
+
+    missed = night_of_schedule(flow_run(slot, by=uuid4()), [*map(schedule, crons)], now)
+
+    assert (missed.night, missed.later_slot_due) == ("2026-11-21", expected)
+
+
 def test_further_slots_of_a_day_have_their_time_in_the_id() -> None:
     twice = schedule("0 1,13 * * *")
 
