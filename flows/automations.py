@@ -57,7 +57,11 @@ REPORTED = {
     ),
     "late": _Reported(("prefect.flow-run.Late",), {}, "{{ deployment.name }} is late: {{ flow_run.name }}", _STATE),
     "crashed": _Reported(
-        ("prefect.flow-run.Crashed",), {}, "{{ deployment.name }} crashed: {{ flow_run.name }}", _STATE
+        # Ends that we choose have other names: Failed is a defect, or a suspension that nobody ended in time.
+        ("prefect.flow-run.Crashed", "prefect.flow-run.Failed"),
+        {},
+        "{{ deployment.name }} {{ flow_run.state.name|lower }}: {{ flow_run.name }}",
+        _STATE,
     ),
 }
 """Each automation by the end of its name. What stands as the night before sends no event, so it is not reported."""

@@ -193,11 +193,17 @@ def _new_plan(
         if tests and earlier:
             check_same_tests(wanted, earlier)
         return make_plan(wanted, chosen, site, choice)
-    except (NightSkipped, NightbridgeError) as error:
+    except Exception as error:  # a defect, too, is an end that somebody has to hear of
         ends = {NightSkipped: "skipped", InvalidInput: "invalid"}
         end = next((end for kind, end in ends.items() if isinstance(error, kind)), "infrastructure")
-        send_events([night_event(Path(scenario).stem, decided, end, cluster=on, message=str(error))])
+        send_events([night_event(Path(scenario).stem, decided, end, cluster=on, message=_in_words(error))])
         raise
+
+
+def _in_words(error: Exception) -> str:
+    """What an event says of an error; of a defect no more than its kind, for nothing has masked its text."""
+    known = isinstance(error, NightSkipped | NightbridgeError)
+    return str(error) if known else f"internal error: {type(error).__name__}; its flow run has the log"
 
 
 def _tags_of(plan: NightPlan) -> tuple[str, ...]:
@@ -216,8 +222,8 @@ def _end_state(plan: NightPlan, new_attempt: bool, shared: NightContext) -> Stat
         worst = worst_status(verdict.status for verdict in written.verdicts)
         add_tags(*_tags_of(plan), f"verdict:{worst}")
         return state_of_night(written)
-    except NightbridgeError as error:
-        _send_end(plan, "infrastructure", str(error))
+    except Exception as error:
+        _send_end(plan, "infrastructure", _in_words(error))
         raise
 
 

@@ -9,7 +9,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Crashed, Late
+from prefect.states import Crashed, Failed, Late
 
 from nightbridge.models import Verdict, VerdictStatus
 from nightbridge.tasks.events import night_event, verdict_event
@@ -37,7 +37,7 @@ def verdict(test_id: str, news: str) -> Verdict:
     )
 
 
-def test_what_is_news_late_or_crashed_arrives_by_mail_and_webhook_and_nothing_of_others(
+def test_what_is_news_late_crashed_or_failed_arrives_by_mail_and_webhook_and_nothing_of_others(
     prefect_server: PrefectServer, client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site_file = tmp_path / "site.toml"
@@ -57,14 +57,20 @@ def test_what_is_news_late_or_crashed_arrives_by_mail_and_webhook_and_nothing_of
         ended = night_event("practice", f"n{uuid4().hex[:6]}", "infrastructure", cluster="hopper", message="no store")
         send_events([others, standing, ours, ended])
         nightly = client.read_deployment_by_name("nightly-regression/nightly")
-        states: tuple[State[None], ...] = (Late(), Crashed(message="gone"))
+        states: tuple[State[None], ...] = (Late(), Crashed(message="gone"), Failed(), Failed(name="Regressed"))
         for state in states:
             client.create_flow_run_from_deployment(nightly.id, name=f"{state.name}-run", state=state)
 
         reaper = client.read_deployment_by_name("reaper/reaper")
         client.create_flow_run_from_deployment(reaper.id, name="Foreign-run", state=Crashed())
 
-        wanted = ("llama: regressed (worse)", "infrastructure", "is late: Late-run", "crashed: Crashed-run")
+        wanted = (
+            "llama: regressed (worse)",
+            "infrastructure",
+            "is late: Late-run",
+            "crashed: Crashed-run",
+            "failed: Failed-run",
+        )
         wait_until(
             lambda: len(webhook.received) >= len(wanted) and len(mail.received) >= 2 * len(wanted), "notifications"
         )
@@ -74,5 +80,5 @@ def test_what_is_news_late_or_crashed_arrives_by_mail_and_webhook_and_nothing_of
     for each in wanted:
         assert sum(each in text for text in texts) == 1, texts
         assert sum(each in subject for subject in subjects) == 2, subjects  # a mail for each person
-    assert not any(other in text for text in texts for other in ("of-another", "standing", "Foreign-run"))
+    assert not any(other in text for text in texts for other in ("of-another", "standing", "Foreign-run", "Regressed"))
     assert {to for envelope in mail.envelopes for to in envelope.rcpt_tos} == {"team@example.org", "night@example.org"}

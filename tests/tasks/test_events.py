@@ -1,10 +1,14 @@
 """What automations are told of a night."""
 
+from contextlib import ExitStack
+
 import pytest
 from prefect.events import Event
 
-from nightbridge.models import NightReport, Verdict, VerdictStatus
+from nightbridge.flows import nightly
+from nightbridge.models import NightReport, SiteChoice, Verdict, VerdictStatus
 from nightbridge.tasks.events import MAX_LETTERS, night_event, send_report_events
+from nightbridge.tasks.night import ChosenNight
 from tests.builders import make_verdict
 
 REPORT = "s3://bucket/nightly/reports/2026-11-21/nightly.html"
@@ -104,3 +108,20 @@ def test_the_same_end_is_the_same_event_and_another_end_another() -> None:
     ends = [night_event("nightly", "2026-11-21", end, cluster="dgx").id for end in ("passed", "passed", "cancelled")]
 
     assert ends[0] == ends[1] != ends[2]
+
+
+def test_a_night_that_a_defect_ends_is_reported_without_the_text_of_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Event] = []
+
+    def fail(choice: SiteChoice) -> None:
+        raise RuntimeError("hf_token=geheim")
+
+    monkeypatch.setattr(nightly, "fix_night", lambda night: ChosenNight(night=night))
+    monkeypatch.setattr(nightly, "load_site", fail)
+    monkeypatch.setattr(nightly, "send_events", sent.extend)
+
+    with ExitStack() as process, pytest.raises(RuntimeError):
+        nightly._new_plan(process, "conf/llama.toml", (), "n1", "last", SiteChoice())
+
+    assert [(event.payload["scenario"], event.payload["end"]) for event in sent] == [("llama", "infrastructure")]
+    assert sent[0].payload["message"] == "internal error: RuntimeError; its flow run has the log"
