@@ -252,6 +252,7 @@ def error_classes() -> Iterator[str]:
         3: "the run failed",
         4: "infrastructure or internal error",
         cli.EXIT_INTERRUPTED: "interrupted; the job keeps running",
+        cli.EXIT_UNREAD: "what reads the lines that go on (`logs --follow`, `status --watch`) has ended",
         cli.EXIT_TERMINATED: "terminated; the job keeps running",
     }
     yield from _table(

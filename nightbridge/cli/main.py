@@ -17,11 +17,11 @@ import typer
 from nightbridge import __version__
 from nightbridge.cli import history, operations, runs, start, store, validate
 from nightbridge.cli.options import EXIT_INTERNAL, EXIT_INVALID
-from nightbridge.cli.output import note
+from nightbridge.cli.output import note, write_nowhere
 from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.processes import end_after_signals
 
-EXIT_INTERRUPTED, EXIT_TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+EXIT_INTERRUPTED, EXIT_UNREAD, EXIT_TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGPIPE, 128 + signal.SIGTERM
 
 COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "init": start.init,
@@ -133,9 +133,9 @@ def run(arguments: list[str]) -> int:
         code = app(args=arguments, standalone_mode=False)
         if code == EXIT_INTERRUPTED:  # typer's answer to Ctrl-C
             raise KeyboardInterrupt
-    except BrokenPipeError:
-        sys.stdout = None  # the reader of the pipe is gone, and nothing may be flushed at exit
-        return 0
+    except SystemExit:  # typer's answer where what reads stdout has ended, as that of `logs --follow`
+        write_nowhere(sys.stdout)
+        return EXIT_UNREAD
     except (Exception, KeyboardInterrupt, runs.Terminated) as error:
         message, code = _ending(error)
         note(f"nightbridge: {message}")

@@ -4,6 +4,7 @@ While a night runs, everything that Prefect and the jobs log goes to a file, and
 """
 
 import logging
+import os
 import re
 import sys
 import threading
@@ -17,6 +18,7 @@ from nightbridge.files import RefusedFile, open_regular, open_workspace, write_a
 
 if TYPE_CHECKING:
     from io import TextIOWrapper
+    from typing import TextIO
 
     from rich.table import Table
 
@@ -35,27 +37,45 @@ def show(as_json: bool, document: object, lines: "Callable[[], Iterable[str | Ta
     if as_json:
         from pydantic_core import to_json
 
-        print(to_json(document, indent=2, by_alias=False, inf_nan_mode="null", fallback=str).decode())
+        print_all([to_json(document, indent=2, by_alias=False, inf_nan_mode="null", fallback=str).decode()])
     else:
         print_all(lines())
 
 
 def print_all(lines: "Iterable[str | Table]") -> None:
-    """Print lines and tables on stdout, each as soon as it is there."""
-    for line in lines:
-        if isinstance(line, str):
-            print(line, flush=True)
-        else:
-            from rich.console import Console
+    """Print lines and tables on stdout, each as soon as it is there, to the end or until nobody reads them."""
+    with _until_unread():
+        for line in lines:
+            if isinstance(line, str):
+                print(line, flush=True)
+            else:
+                from rich.console import Console
 
-            Console().print(line)
+                Console().print(line)
 
 
 def print_csv(rows: Iterable[Sequence[object]]) -> None:
     """Print comma-separated values on stdout, as RFC 4180 quotes them."""
     import csv
 
-    csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
+    with _until_unread():
+        csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
+        sys.stdout.flush()
+
+
+@contextmanager
+def _until_unread() -> Iterator[None]:
+    """Print to a reader that may end before, as `head` does: the command goes on, and its exit code says its result."""
+    try:
+        yield
+    except (BrokenPipeError, SystemExit):  # the latter is rich's answer to the former
+        write_nowhere(sys.stdout)
+
+
+def write_nowhere(stream: "TextIO") -> None:
+    """Let a stream whose reader is gone take everything, also what it still holds and writes when the program ends."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def verdict_lines(verdicts: "Sequence[Verdict]", options: str = "") -> "list[str | Table]":
@@ -66,8 +86,13 @@ def verdict_lines(verdicts: "Sequence[Verdict]", options: str = "") -> "list[str
 
 
 def note(line: str) -> None:
-    """Print a line for people on stderr."""
-    print(line, file=sys.stderr)
+    """Print a line for people on stderr, where there are any: no night ends with its terminal, or what reads it."""
+    if sys.stderr is None:  # closed by who started this; print would take stdout
+        return
+    try:
+        print(line, file=sys.stderr)
+    except OSError:
+        write_nowhere(sys.stderr)
 
 
 def note_all(lines: Iterable[str]) -> None:

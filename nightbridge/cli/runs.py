@@ -218,7 +218,7 @@ def cancel(
     print_all(f"cancelled job {job_id} of {key}" for key, job_id in cancelled.jobs)
     cancelled.check(f"night {night}" if night else keys[0])
     if not cancelled.jobs:
-        print(f"no job of this {'night' if night else 'run'} is live")
+        print_all([f"no job of this {'night' if night else 'run'} is live"])
 
 
 def _keys_of_night(start: "NightStart", workspace: Path) -> "Iterator[str]":
@@ -290,7 +290,9 @@ def _watch_night(name: str | None, store: "ObjectStore", site: "Site") -> None:
         return
     shown: list[str] = []
     for lines in _looks_at(name, store, site):
-        print_all(line for line in lines if line not in shown)
+        for line in lines:
+            if line not in shown:
+                print(line, flush=True)
         shown = lines
 
 

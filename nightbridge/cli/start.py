@@ -335,9 +335,13 @@ def demo(
         print_all(verdict_lines(report.verdicts, options))
 
     reports = nights.run_demo(folder, show_night)
-    print(f"report of the night that slowed down: {nights.slow_night(reports).report}")
-    print(f"report of the last night: {reports[-1].report}")
-    print(f"next: nightbridge history llama-small{options}")
+    print_all(
+        [
+            f"report of the night that slowed down: {nights.slow_night(reports).report}",
+            f"report of the last night: {reports[-1].report}",
+            f"next: nightbridge history llama-small{options}",
+        ]
+    )
     verdicts = [verdict for report in reports for verdict in report.verdicts]
     return exit_code_of(verdict.status for verdict in verdicts if verdict.exit_code != 1)
 

@@ -128,7 +128,7 @@ def verify(
     note_all(f"not of this run: {path}" for path in found.foreign)
     if not found.is_whole:
         raise DamagedData("\n  ".join(found.problems), subject=found.url, advice="Harvest the run again")
-    print(f"{found.url}: every object is there and whole")
+    print_all([f"{found.url}: every object is there and whole"])
 
 
 @site_options("system", "store", "workspace")
@@ -148,7 +148,7 @@ def fetch(
 
     opened = open_site_store(load_site(choice))
     manifest = fetch_run(opened, last_attempt(opened, find_run(opened, run_key)), dest, show_progress, only)
-    print(f"{dest}: {len(manifest.files)} files of {manifest.run_key}, attempt {manifest.attempt}")
+    print_all([f"{dest}: {len(manifest.files)} files of {manifest.run_key}, attempt {manifest.attempt}"])
 
 
 @site_options("system", "store", "workspace")

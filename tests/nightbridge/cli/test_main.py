@@ -164,6 +164,17 @@ def test_the_entry_point_ends_with_the_commands_exit_code() -> None:
     assert "nowhere.toml: no such file" in ended.stdout
 
 
+@pytest.mark.parametrize("options", [(), ("--json",), ("--format", "github")], ids=["text", "json", "github"])
+def test_a_reader_that_ends_early_changes_no_exit_code(options: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "nightbridge", "validate", "nowhere.toml", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+
+        assert (process.stderr.read(), process.wait(timeout=300)) == (b"", 2)
+
+
 # --- the usual site ---------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from prefect.logging.handlers import PrefectConsoleHandler
 
-from nightbridge.cli.output import quiet
+from nightbridge.cli.output import note, quiet
 
 RUN = "llama-small-2026-11-21-0123456789"
 
@@ -85,6 +85,29 @@ def test_a_full_disk_under_the_log_is_said_once_and_ends_nothing(
         f"{log}: the log is not written: No space left on device",
         "the last words",
     ]
+
+
+def test_a_night_goes_on_when_what_reads_its_notes_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    file = tmp_path / "ws" / "nights" / "n1" / "log"
+
+    with os.fdopen(writer, "w", buffering=1) as unread, quiet(file):
+        monkeypatch.setattr(sys, "stderr", unread)
+        log("job 3 on local is llama-small-2026-11-21-0123456789-a1", "submit")
+        log("the night goes on", level=logging.WARNING)
+
+    assert "the night goes on" in file.read_text()
+
+
+def test_a_note_without_a_stderr_is_not_taken_for_a_result(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+
+    note("site: site.toml")
+
+    assert capsys.readouterr().out == ""
 
 
 def test_a_night_that_logs_nothing_leaves_no_file_and_the_console_comes_back(tmp_path: Path) -> None:
