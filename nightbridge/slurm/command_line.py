@@ -24,6 +24,7 @@ from nightbridge.slurm.states import (
     SACCT_FORMAT,
     SQUEUE_FORMAT,
     TERMINAL,
+    is_stuck,
     lookup_of,
     parse_sacct,
     parse_squeue,
@@ -111,8 +112,9 @@ class CommandLineCluster:
             return {}
         ids = sorted(set(job_ids))
         live = self._live_jobs(ids=ids)
-        # Of a job that squeue still calls alive accounting has nothing to add.
-        alive = {row.job_id for row in live or () if row.state not in TERMINAL and row.state is not JobState.UNKNOWN}
+        # Of a job that squeue still calls alive accounting has nothing to add, unless a stuck node keeps it so.
+        undecided = (*TERMINAL, JobState.UNKNOWN)
+        alive = {row.job_id for row in live or () if row.state not in undecided and not is_stuck(row)}
         others = [job_id for job_id in ids if job_id not in alive]
         past = self._past_jobs(ids=others) if others else []
         return self._with_positions(statuses_of(self.settings.name, job_ids, live, past, self._with_exit_code))

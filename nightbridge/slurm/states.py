@@ -6,10 +6,10 @@ slurmctld and accounting know of the same jobs, merged. None stands for a source
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from nightbridge.errors import StatusUnknown
-from nightbridge.models import JobState, JobStatus
+from nightbridge.models import JobState, JobStatus, utc_now
 from nightbridge.numbers import whole_number
 from nightbridge.slurm.protocol import Lookup
 
@@ -32,6 +32,10 @@ WAITING: frozenset[JobState] = frozenset(
 
 LOST = "lost"
 """The prefix of our own reason for a job that Slurm has lost, whatever accounting then made of it."""
+
+_LONGEST_CLEANING = timedelta(minutes=30)
+"""How long an epilog, or the end of processes, may keep a job completing: after that a node of it is stuck, which may
+take until somebody reboots it."""
 
 # squeue(1), "JOB STATE CODES".
 _SHORT: dict[str, JobState] = {
@@ -245,7 +249,7 @@ def job_status(
         signal=signal if is_over else None,
         submitted_at=submitted,
         started_at=started if held else None,
-        ended_at=ended if is_over else None,
+        ended_at=ended if is_over or parsed is JobState.COMPLETING else None,
         nodes=held,
         cancelled_by=cancelled_by if parsed is JobState.CANCELLED else "",
         expected_start=started if parsed is JobState.PENDING else None,
@@ -259,15 +263,28 @@ def newest(rows: Iterable[JobStatus]) -> dict[int, JobStatus]:
 
 
 def merge(live: dict[int, JobStatus], past: dict[int, JobStatus]) -> dict[int, JobStatus]:
-    """Take the state from squeue: sacct knows exit code and who cancelled a job, and is used once it agrees."""
+    """Take the state from squeue: sacct knows exit code and who cancelled a job, and is used once it agrees.
+
+    It is used as well for a job that is stuck in completing.
+    """
     merged = dict(past)
     for job_id, row in live.items():
         known = past.get(job_id)
-        if known is not None and known.state is row.state and row.state in TERMINAL and known.name == row.name:
+        if known is not None and known.state in TERMINAL and known.name == row.name and _agree(known, row):
             merged[job_id] = known.model_copy(update={"reason": row.reason or known.reason})
         else:
             merged[job_id] = row
     return merged
+
+
+def _agree(known: JobStatus, row: JobStatus) -> bool:
+    return known.state is row.state or (is_stuck(row) and known.submitted_at == row.submitted_at)
+
+
+def is_stuck(row: JobStatus) -> bool:
+    """Whether slurmctld has called a job completing for longer after its end than any cleaning up takes."""
+    since = row.ended_at if row.state is JobState.COMPLETING else None
+    return since is not None and utc_now() - since >= _LONGEST_CLEANING
 
 
 def without_false_cancellation(row: JobStatus) -> JobStatus:

@@ -3,6 +3,7 @@
 import subprocess
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -514,6 +515,22 @@ def test_slurmctld_decides_the_state_and_accounting_adds_what_it_knows() -> None
 
     assert merged[1].state is JobState.PENDING
     assert merged[2].exit_code == 9
+
+
+@pytest.mark.parametrize(("minutes", "state"), [(31, JobState.FAILED), (5, JobState.COMPLETING)])
+def test_a_node_that_is_stuck_in_cleaning_up_does_not_hold_a_job_whose_end_accounting_has(
+    minutes: int, state: JobState, fake: Callable[..., CommandLineCluster], tmp_path: Path
+) -> None:
+    end = f"{datetime.now(UTC) - timedelta(minutes=minutes):%Y-%m-%dT%H:%M:%S}"
+    live = f"7|COMPLETING|2026-11-23T10:00:00|2026-11-23T10:01:00|{end}|node1|NonZeroExitCode|j"
+    past = f"7|FAILED|2026-11-23T10:00:00|2026-11-23T10:01:00|{end}|node1|None|3:0|j"
+    cluster = fake(squeue=f"echo '{live}'", sacct=f"echo >> {tmp_path}/asked; echo '{past}'")
+
+    status = cluster.states([7])[7]
+
+    assert (status.state, status.exit_code) == (state, 3 if state is JobState.FAILED else None)
+    assert (tmp_path / "asked").exists() == (state is JobState.FAILED)
+    assert cluster.find("j").jobs[0].state is state
 
 
 def test_the_module_needs_no_heavy_imports() -> None:
