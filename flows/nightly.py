@@ -51,6 +51,7 @@ from nightbridge.tasks.mirror import add_tags, insist, night_tags, run_tags, sen
 from nightbridge.tasks.night import (
     CatchUp,
     NightSkipped,
+    check_as_deployed,
     check_catch_up,
     check_same_tests,
     choose_night,
@@ -185,6 +186,7 @@ def _new_plan(
         check_catch_up(chosen, catch_up)
         site = insist("the site's blocks", partial(load_site, choice))
         on = site.cluster.name
+        check_as_deployed(site)
         # From here on, so that the loss of this host is noticed even before the plan is kept.
         process.enter_context(alive(site.workspace, str(flow_run.id)))
         wanted = read_scenario(scenario, tests)
