@@ -117,6 +117,7 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
         series.gate,
         [value for index in good if (value := steady[index]) is not None],
         [singles[index] for index in good],
+        series.runs_before_decision(metric.field) if decisions and len(good) < series.gate.cold_start else (),
     )
     explained = ratio(statistics.median(series.runs), steady[-1])
     alone = _compare_runs(series, explained, band)
@@ -367,6 +368,8 @@ def _noise_of_runs(series: MetricSeries) -> tuple[str, float, float]:
     field, values = series.steadiest
     every = zip(series.first_runs(field, values), series.past, strict=True)
     known = [value for value, night in every if value is not None and night and night.is_good]
+    if len(known) < gate.cold_start:
+        known = max(known, series.runs_before_decision(field), key=len)
     noise = noise_of_runs(known, metric.threshold(gate) / UNKNOWN_SIGMAS, gate.cold_start)
     is_known = len(known) >= gate.cold_start
     return field, noise, change_looked_for(metric, gate) if is_known else metric.threshold(gate)

@@ -185,6 +185,17 @@ class MetricSeries:
             firsts[at] = None if own is None else own * ratio(values[at], steady[at])
         return firsts
 
+    def runs_before_decision(self, field: str) -> list[float]:
+        """What the first runs of the good nights measured that decisions have left out; their noise still holds."""
+        everything = MetricSeries(self.metric, self.tonight, self.tonight.past)
+        steady = everything.without_cluster([*everything.past_values(field), None])
+        firsts = zip(everything.first_runs(field, steady), self.tonight.past, self.past, strict=True)
+        return [
+            value
+            for value, night, counted in firsts
+            if value is not None and night is not None and night.is_good and counted is None
+        ]
+
 
 def slow_mode(tonight: Tonight, worse: Set[str]) -> str:
     """Why a test has two speeds, whatever its code; empty where it has one, and where that does not explain tonight.

@@ -12,7 +12,8 @@ differences between consecutive nights that are smallest, so that neither bad no
 * where even `TOO_NOISY` times the noise is more than the threshold, that: a threshold inside the noise only flakes,
   and its alerts would soon be ignored. Floors and ceilings and the test for changes of level still hold there.
 
-Cold start: with fewer than `cold_start` good nights the band is the threshold, whatever those nights say.
+Cold start: with fewer than `cold_start` good nights the band is the threshold, whatever those nights say; but after a
+level was accepted, the noise is that of the nights before it.
 
 One night's band finds what is large, at once. What is smaller than the band is found over several nights, by the test
 for changes of level (`gate.comparison`).
@@ -247,7 +248,13 @@ class Band(NamedTuple):
         return 1 if difference > 0 else -1
 
 
-def band_of(metric: Metric, gate: GatePolicy, good: Sequence[float], singles: Sequence[float | None]) -> Band:
+def band_of(
+    metric: Metric,
+    gate: GatePolicy,
+    good: Sequence[float],
+    singles: Sequence[float | None],
+    before: Sequence[float] = (),
+) -> Band:
     """The band of a metric.
 
     Args:
@@ -255,13 +262,18 @@ def band_of(metric: Metric, gate: GatePolicy, good: Sequence[float], singles: Se
         gate: The test's policy.
         good: The values of the good nights, oldest first.
         singles: The same nights' first runs alone: what one run is compared with must have the noise of one run.
+        before: First runs of good nights before an accepted level, whose noise it has as long as it is young.
     """
     threshold = metric.threshold(gate)
     reference = statistics.median(good[-gate.baseline_runs :]) if good else None
-    if len(good) < gate.cold_start:
+    is_young = len(good) < gate.cold_start
+    if is_young and not (good and len(before) >= gate.cold_start):
         few = noise_of(singles) if len(good) > 2 else 0.0
         return Band(reference, max(threshold, gate.sigmas * few), len(good), math.nan)
-    noise, tail = noise_of(singles[-NOISE_NIGHTS:]), _tail_of(metric, singles[-NOISE_NIGHTS:])
+    known = (before if is_young else singles)[-NOISE_NIGHTS:]
+    # The level of a few nights is not known exactly either.
+    sure = math.sqrt(1 + 1 / len(good)) if is_young else 1.0
+    noise, tail = sure * noise_of(known), sure * _tail_of(metric, known)
     least = min(metric.least(gate.least_change), threshold)
     width = max(least, min(gate.sigmas * noise, max(threshold, TOO_NOISY * noise)), tail)
     return Band(reference, width, len(good), noise)

@@ -161,6 +161,27 @@ def test_an_accepted_level_alarms_no_more_and_the_verdict_says_so(slowed: Callab
     assert made.text in verdicts[-1].reasons
 
 
+@pytest.mark.parametrize(
+    ("memory", "worse"), [(60.0, ()), (60.2, ()), (60.6, ("peak_memory",)), (62.7, ("peak_memory",))]
+)
+@pytest.mark.parametrize("later", [1, 3])
+def test_while_an_accepted_level_is_young_every_metric_has_the_noise_of_the_nights_before_it(
+    make_record: Callable[..., RunRecord], memory: float, worse: tuple[str, ...], later: int
+) -> None:
+    made = decision("baseline", night(12), night(12))
+    rows: list[HistoryRow] = []
+    for number in range(12 + 1 + later):
+        noise = 0.001 * (number % 3 - 1)
+        size = (memory if number == 12 + later else 60.0) * (1 + noise / 10)
+        summary = summary_at((1.1 if number >= 12 else 1.0) * (1 + noise)).model_copy(update={"peak_memory": size})
+        record = make_record(summary, night(number), gate=GatePolicy(confirm=0))
+        verdict = compare(record, rows, Evidence(decisions=(made,) if number > 12 else ()))
+        rows.append(row_of(record, verdict))
+
+    assert rows[12].verdict is VerdictStatus.REGRESSED
+    assert tuple(rows[-1].worse) == worse
+
+
 def test_getting_worse_still_alarms(slowed: Callable[..., Any]) -> None:
     made = decision("acknowledged", night(20), night(24))
 

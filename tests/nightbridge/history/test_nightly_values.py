@@ -104,6 +104,15 @@ def test_the_first_nights_of_a_noisy_test_have_a_wider_band() -> None:
 
 def test_without_a_reference_nothing_is_beyond() -> None:
     assert band_of(STEP_TIME, GatePolicy(), [], []).side(5.0) == 0
+    assert band_of(STEP_TIME, GatePolicy(), [], [], [1.0] * 20).side(5.0) == 0
+
+
+def test_a_young_level_has_the_noise_of_the_nights_before_it_and_its_own_when_that_is_known() -> None:
+    before = [1 + 0.01 * (-1) ** number for number in range(20)]
+    widths = [band_of(STEP_TIME, GatePolicy(), [1.5] * count, [1.5] * count, before).width for count in (1, 3, 7)]
+
+    assert widths[0] > widths[1] > widths[2] == pytest.approx(0.02)
+    assert widths[0] < 0.08
 
 
 @pytest.mark.parametrize(("value", "place"), [(1.05, 0), (1.0500001, 1), (0.95, 0), (0.94, -1), (float("nan"), -1)])
