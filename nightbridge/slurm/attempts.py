@@ -54,7 +54,7 @@ from nightbridge.slurm.attempt_files import (
 )
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.slurm.protocol import Cluster, Lookup
-from nightbridge.slurm.states import TERMINAL
+from nightbridge.slurm.states import TERMINAL, live_jobs
 from nightbridge.store.transfers import in_parallel
 
 log = logging.getLogger(__name__)
@@ -221,7 +221,7 @@ def _cancel_run(run_key: str, workspace: Path, cluster: Cluster) -> CancelledJob
             name = f"{run_key}-{attempt_dir.name}"
             with _noted(doubts, name):
                 lookup = cluster.find(name)
-                for job_id in _live_jobs(name, lookup, cluster):
+                for job_id in live_jobs(name, lookup, cluster.states):
                     with _noted(doubts, name):
                         cluster.cancel(job_id)
                         jobs.append((run_key, job_id))
@@ -235,16 +235,6 @@ def _noted(doubts: list[str], name: str) -> Iterator[None]:
         yield
     except (NightbridgeError, OSError) as error:
         doubts.append(f"{name}: {error.happened if isinstance(error, NightbridgeError) else error}")
-
-
-def _live_jobs(name: str, lookup: Lookup, cluster: Cluster) -> list[int]:
-    """The ids of the jobs of this name that are alive, and still have their ids.
-
-    Accounting goes on calling a job alive that slurmctld has lost, and another job may have got its id since.
-    """
-    found = [job.job_id for job in lookup.jobs if job.state not in TERMINAL]
-    now = cluster.states(found) if found else {}
-    return [job_id for job_id, status in now.items() if status.name == name and status.state not in TERMINAL]
 
 
 def _check_certain(lookup: Lookup, attempt_dir: Path, horizon: float) -> None:

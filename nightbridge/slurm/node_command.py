@@ -12,7 +12,7 @@ from nightbridge.models import ClusterSettings
 from nightbridge.processes import Finished, run
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.sbatch_errors import last_line, refusal_of
-from nightbridge.slurm.states import TERMINAL
+from nightbridge.slurm.states import TERMINAL, live_jobs
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def run_on_node(
 
 def _cancel_all(cluster: CommandLineCluster, name: str) -> list[int]:
     """Cancel the jobs of a name that live; return their ids."""
-    live = [job.job_id for job in cluster.find(name).jobs if job.state not in TERMINAL]
+    live = live_jobs(name, cluster.find(name), cluster.states)
     for job_id in live:
         log.info("cancelling job %d, %s: orphaned", job_id, name)
         cluster.cancel(job_id)

@@ -5,7 +5,7 @@ slurmctld and accounting know of the same jobs, merged. None stands for a source
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from nightbridge.errors import StatusUnknown
@@ -313,6 +313,16 @@ def lookup_of(name: str, live: Rows | None, past: Rows | None) -> Lookup:
     merged = merge(newest(live or ()), newest(past or ()))
     jobs = sorted((status for status in merged.values() if status.name == name), key=lambda status: status.job_id)
     return Lookup(jobs=tuple(jobs), complete=live is not None and past is not None)
+
+
+def live_jobs(name: str, lookup: Lookup, states: Callable[[Sequence[int]], Mapping[int, JobStatus]]) -> list[int]:
+    """The ids of the jobs of this name that are alive, and still have their ids.
+
+    Accounting goes on calling a job alive that slurmctld has lost, and another job may have got its id since.
+    """
+    found = [job.job_id for job in lookup.jobs if job.state not in TERMINAL]
+    now = states(found) if found else {}
+    return [job_id for job_id, status in now.items() if status.name == name and status.state not in TERMINAL]
 
 
 def statuses_of(

@@ -12,6 +12,7 @@ from nightbridge.models import ClusterSettings, utc_now
 from nightbridge.slurm.attempt_files import AttemptContext, Intent, open_attempt
 from nightbridge.slurm.attempts import cancel_jobs
 from nightbridge.slurm.command_line import CommandLineCluster
+from nightbridge.slurm.node_command import run_on_node
 
 KEYS = tuple(f"llama-2026-11-21-000000000{number}" for number in (1, 2, 3))
 
@@ -140,6 +141,18 @@ def test_the_job_of_somebody_else_who_got_the_id_is_left_alone(
     found = cancel_jobs(KEYS[:1], tmp_path, slurm)
 
     assert (found.jobs, found.doubts, slurm.cancelled) == ((), (), ())
+
+
+def test_a_program_on_a_node_that_slurm_has_lost_costs_nobody_else_the_job_that_got_its_id(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    (slurm.folder / "srun").write_text("#!/bin/sh\necho done\n")
+    (slurm.folder / "srun").chmod(0o755)
+    slurm.say(live={100: "of-another-program"}, past={100: "harvest"})
+
+    finished = run_on_node(slurm.settings, "harvest", ["true"], environment={}, timeout=60)
+
+    assert (finished.stdout, slurm.cancelled) == (b"done\n", ())
 
 
 def test_a_job_that_slurm_has_lost_is_not_cancelled(
