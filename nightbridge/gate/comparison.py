@@ -31,7 +31,7 @@ from nightbridge.gate.control import (
 from nightbridge.gate.decisions import in_force, is_accepted, passed_by_ended
 from nightbridge.gate.nodes import MIN_NIGHTS
 from nightbridge.gate.tonight import MetricSeries, Tonight, ratio
-from nightbridge.gate.trend import NewLevel, is_back, lasting_improvement, ongoing_regression, was_left
+from nightbridge.gate.trend import NewLevel, first_night, is_back, lasting_improvement, ongoing_regression, was_left
 from nightbridge.history.nightly_values import Band, band_of, beyond_limits, is_required, noise_of_runs, strays_of
 from nightbridge.history.rows import measured
 from nightbridge.models import Comparison, ComparisonStatus, GatePolicy, VerdictStatus
@@ -261,15 +261,15 @@ def _with_ongoing(result: MetricResult, series: MetricSeries, band: Band) -> Met
     is_over = ongoing is None or value is None or is_back(metric, ongoing, value, band.noise or 0.0)
     if ongoing is None or is_over or was_left(metric, ongoing, tonight.nights, values):
         return _with_improvement(result, series, lasting_improvement(metric, points, least))
+    begin = first_night(ongoing.began, tonight.nights, values)
     if field != metric.field:
         # The level was found in another statistic; the numbers that users know are those of the metric itself.
-        begin = ongoing.began.index
         before, after = ([known for known in part if known is not None] for part in (steady[:begin], steady[begin:]))
         ongoing = ongoing._replace(
             before=statistics.median(before or [ongoing.before]), after=statistics.median(after or [ongoing.after])
         )
-    night = tonight.nights[ongoing.began.index].own.night
-    latest = tonight.nights[ongoing.began.latest].own.night
+    night = tonight.nights[begin].own.night
+    latest = tonight.nights[max(begin, ongoing.began.latest)].own.night
     since = f"since {night}" + (f" (at the latest {latest})" if latest != night else "")
     comparison = result.comparison.model_copy(
         update={"status": "regressed", "baseline": ongoing.before, "change": ongoing.change}

@@ -394,7 +394,7 @@ def _trend(metric: Metric, nights: Sequence[Night], decisions: Sequence[Decision
     changes = []
     for point in points:
         before, first = _start_of(metric, point, nights, series[statistic], decisions)
-        last_before, begin, latest = nights[before], nights[first].own.night, nights[point.latest]
+        last_before, begin, latest = nights[before], nights[first].own.night, nights[max(first, point.latest)]
         changes.append(
             Change(
                 metric=metric.name,
@@ -444,7 +444,25 @@ def _start_of(
         if value is None or abs(value - point.after) > abs(value - point.before):
             break
         at -= 1
-    return at, point.index if at == certain else at + 1
+    return at, first_night(point, nights, values) if at == certain else at + 1
+
+
+def first_night(point: "ChangePoint", nights: Sequence[Night], values: Sequence[float | None]) -> int:
+    """Which night a new level begins with: in the youngest that is found, good nights at the old level are not its own.
+
+    A level has some nights at least, so that one that is younger seems to begin before itself.
+    """
+    from nightbridge.history.changepoints import DEFAULT_POLICY
+
+    first = point.index
+    if sum(value is not None for value in values[first:]) > DEFAULT_POLICY.minimum_nights:
+        return first
+    while first + 1 < len(nights):
+        value = values[first]
+        if not nights[first].is_good or value is None or abs(value - point.before) >= abs(value - point.after):
+            break
+        first += 1
+    return first
 
 
 def _changed_pins(before: HistoryRow, after: HistoryRow) -> tuple[ChangedPin, ...]:

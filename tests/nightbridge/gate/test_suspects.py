@@ -99,6 +99,17 @@ class TestNights:
         assert (found[0], rows[30].night <= found[1].night) == (rows[29], True)
         assert all(change.night == rows[30].night for trend in trends(rows) for change in trend.changes)
 
+    def test_on_its_second_night_a_regression_does_not_begin_before_itself(self, nights: Nights) -> None:
+        noise = 1 + 0.003 * np.random.default_rng(45).standard_normal(42)
+        verdict, rows = nights([float(value) * (1.06 if number >= 40 else 1.0) for number, value in enumerate(noise)])
+
+        found = suspect_nights(verdict, rows)
+
+        assert any("(p = " in reason for reason in verdict.reasons)
+        assert found is not None
+        assert found[0].night < rows[40].night <= found[1].night
+        assert f"since {rows[39].night}" not in " ".join(verdict.reasons)
+
     @pytest.mark.parametrize("tonight", [[1.3], [1.3, 1.3]])
     def test_a_change_that_was_repaired_long_ago_is_no_suspect(self, nights: Nights, tonight: list[float]) -> None:
         verdict, rows = nights([*[1.0] * 15, *[1.1] * 15, *[1.0] * 19, *tonight])
