@@ -179,14 +179,15 @@ def _new_plan(
     choice: SiteChoice,
 ) -> NightPlan:
     """Choose the night and plan it; whatever keeps it from starting is reported as its end."""
-    decided, on = night or new_night(), ""
+    decided = night or new_night()
+    on = next((tag.removeprefix("cluster:") for tag in flow_run.tags or () if tag.startswith("cluster:")), "")
     try:
         chosen = fix_night(night)
         decided = chosen.night
         check_catch_up(chosen, catch_up)
         site = insist("the site's blocks", partial(load_site, choice))
-        on = site.cluster.name
         check_as_deployed(site)
+        on = site.cluster.name
         # From here on, so that the loss of this host is noticed even before the plan is kept.
         process.enter_context(alive(site.workspace, str(flow_run.id)))
         wanted = read_scenario(scenario, tests)

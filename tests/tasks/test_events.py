@@ -1,6 +1,7 @@
 """What automations are told of a night."""
 
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 from prefect.events import Event
@@ -119,9 +120,11 @@ def test_a_night_that_a_defect_ends_is_reported_without_the_text_of_its_error(mo
     monkeypatch.setattr(nightly, "fix_night", lambda night: ChosenNight(night=night))
     monkeypatch.setattr(nightly, "load_site", fail)
     monkeypatch.setattr(nightly, "send_events", sent.extend)
+    monkeypatch.setattr(nightly, "flow_run", SimpleNamespace(tags=["nightbridge", "cluster:hopper"]))
 
     with ExitStack() as process, pytest.raises(RuntimeError):
         nightly._new_plan(process, "conf/llama.toml", (), "n1", "last", SiteChoice())
 
     assert [(event.payload["scenario"], event.payload["end"]) for event in sent] == [("llama", "infrastructure")]
+    assert sent[0].resource["nightbridge.cluster"] == "hopper"  # the automations of its cluster hear of it
     assert sent[0].payload["message"] == "internal error: RuntimeError; its flow run has the log"
