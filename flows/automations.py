@@ -67,21 +67,24 @@ REPORTED = {
 """Each automation by the end of its name. What stands as the night before sends no event, so it is not reported."""
 
 
-def make_automations(client: SyncPrefectClient, site: Site) -> Iterator[str]:
-    """Make the site's automations what its `[notify]` says, and remove them where it names no recipient.
+def notification_blocks(site: Site) -> dict[str, Block]:
+    """The recipients of a site's `[notify]` as blocks, by the names under which they are saved.
+
+    Raises:
+        InvalidInput: A secret of `[notify]` is not where it refers to, or is no URL.
+    """
+    found = _notification_blocks(site.notify)
+    return {f"{slug(site.cluster.name)}-{channel}": block for channel, block in found if block is not None}
+
+
+def make_automations(client: SyncPrefectClient, cluster: str, recipients: Mapping[str, Block]) -> Iterator[str]:
+    """Make a cluster's automations, to these recipients, and remove them where there is none.
 
     One that somebody has paused stays paused.
 
     Returns:
         What there is now, a line each.
-
-    Raises:
-        InvalidInput: A secret of `[notify]` is not where it refers to, or is no URL.
     """
-    cluster = site.cluster.name
-    recipients = {
-        f"{slug(cluster)}-{channel}": block for channel, block in _notification_blocks(site.notify) if block is not None
-    }
     blocks = [block.save(name, overwrite=True, _sync=True) for name, block in recipients.items()]  # type: ignore[call-arg]
     for name, reported in REPORTED.items():
         wanted = AutomationCore(

@@ -31,7 +31,7 @@ from pydantic import Field, ValidationError
 from nightbridge import __version__, blocks
 from nightbridge.blocks import HarvestStore, load_site, site_of
 from nightbridge.errors import InvalidInput, NightbridgeError
-from nightbridge.flows.automations import make_automations
+from nightbridge.flows.automations import make_automations, notification_blocks
 from nightbridge.flows.final_states import NIGHTLY
 from nightbridge.flows.forms import form_of, scenarios_beside, site_of_form, site_parameters
 from nightbridge.models import Model, Scenario, SiteChoice, slug
@@ -153,8 +153,8 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
         What there is now, a line each.
 
     Raises:
-        InvalidInput: A scenario, a schedule, the site or one of its blocks is wrong, or a deployment would replace that
-            of another scenario or site; nothing was deployed.
+        InvalidInput: A scenario, a schedule, the site, one of its blocks or a secret of its `[notify]` is wrong, or a
+            deployment would replace that of another scenario or site; nothing was deployed.
     """
     _check_git(request)
     definitions = _definitions()
@@ -169,6 +169,7 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
     with get_client(sync_client=True) as client:
         _check_git_token(client, request)
         given = site_parameters(client, _lasting(request, site))
+        recipients = notification_blocks(site)
         moved = _moved(client, wanted, request, cluster, given.get("system"))
         for block in BLOCKS:
             block.register_type_and_schema(_sync=True)  # type: ignore[call-arg]
@@ -184,7 +185,7 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
         for each in wanted:
             made = _make_deployment(client, each, request, cluster, site_of_form(each.flow, given, site), results)
             yield f"{made}, no longer for {moved[made]}" if made in moved else made
-        yield from make_automations(client, site)
+        yield from make_automations(client, site.cluster.name, recipients)
 
 
 def _check_git(request: Request) -> None:

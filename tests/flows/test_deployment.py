@@ -203,6 +203,20 @@ def test_a_deployment_of_another_scenario_is_not_replaced(tmp_path: Path, monkey
 
 
 @pytest.mark.usefixtures("without_ours")
+def test_a_secret_of_notify_that_is_not_there_is_said_before_anything_is_made(
+    client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    scenario_file(tmp_path / "unheard.toml", "unheard")
+    (tmp_path / "site.toml").write_text('[cluster]\nname = "quiet"\n[notify]\nwebhook = "env:NO_SUCH_HOOK"\n')
+    request = Request(files=(Path("unheard.toml"),), choice=SiteChoice(system="site.toml"))
+
+    with pytest.raises(InvalidInput, match="NO_SUCH_HOOK: secret not found in env"):
+        list(deploy(request))
+
+    assert not [each.name for each in client.read_deployments() if "quiet" in each.name]
+
+
+@pytest.mark.usefixtures("without_ours")
 def test_a_workspace_is_not_in_the_clone_that_goes_with_the_flow_run_and_every_form_finds_its_store(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:
