@@ -433,14 +433,12 @@ def try_change(
 
     Exit code 0 when it is as good or better, 1 when it is worse or undecided, 3 when it fails, 4 when the control does.
     """
-    from nightbridge import flows
+    from nightbridge.flows import try_change
     from nightbridge.gate.trial import EXIT_CODES, markdown
 
     check_folder(page)
     with logged(choice, f"try-{file.stem}"):
-        found = flows.try_change(
-            file, bridge=bridge, core=core, image=image, most_pairs=most_pairs, **choice.parameters()
-        )
+        found = try_change(file, bridge=bridge, core=core, image=image, most_pairs=most_pairs, **choice.parameters())
     text = markdown(found)
     if page is not None:
         write_file(page, text.encode())

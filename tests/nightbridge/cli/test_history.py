@@ -1,5 +1,7 @@
 """`history --all --out`, `migrate` and searches: the whole history as a table, an earlier store, which point is meant."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -69,6 +71,25 @@ def test_the_history_of_a_sweep_says_which_point_it_shows(nightbridge: Program, 
 
     assert "shown: llama3-8b-000000000002, tp = 2; also there: llama3-8b-000000000001 until" in latest
     assert "shown: llama3-8b-000000000001, tp = 1; also there: llama3-8b-000000000002 until" in first
+
+
+TRIAL = """
+import sys
+from nightbridge.cli import history, main
+
+def logged(choice, name):
+    print("nightbridge.flows.api" in sys.modules)  # Prefect's handlers come with it, and are what is redirected
+    sys.exit()
+
+history.logged = logged
+main.run(["try", "test.toml", "--bridge", "main"])
+"""
+
+
+def test_what_a_trial_logs_goes_to_the_file_that_it_names(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", TRIAL], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert ended.stdout == "True\n", ended.stderr
 
 
 @pytest.mark.parametrize("command", ["bisect", "attribute"])
