@@ -19,6 +19,7 @@ from nightbridge.cli.options import (
     named_run,
     named_test,
     open_site_store,
+    refuse_ignored,
     site_options,
 )
 from nightbridge.cli.output import logged, note, note_all, print_csv, show, verdict_lines, write_file, writing
@@ -52,7 +53,7 @@ def history(
     rebuild: Annotated[bool, typer.Option("--rebuild", help="First write the rows of all stored runs again.")] = False,
     as_json: JsonOption = False,
     cluster: Annotated[str | None, typer.Option("--cluster", help="Name of the cluster; any when left out.")] = None,
-    of_all: Annotated[bool, typer.Option("--all", help="Of all tests; for --out and --rebuild.")] = False,
+    of_all: Annotated[bool, typer.Option("--all", help="Of all tests; with --out.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="With --all: write a table, .parquet or .csv.")
     ] = None,
@@ -60,6 +61,10 @@ def history(
     """Show the trend of a test, and when the level of a metric shifted; without a test the last nights of all."""
     if of_all != (out is not None) or (of_all and test_id):
         raise InvalidInput("--all and --out belong together, without a test", advice="Give --all --out FILE")
+    if out is not None:
+        refuse_ignored("with --out", {"--since": since, "--csv": as_csv, "--json": as_json})
+    refuse_ignored("with --csv", {"--json": as_csv and as_json})
+    refuse_ignored("without a test", {"--cluster": cluster and not test_id})
     _check_since(since)
     from nightbridge.models import is_run_key
     from nightbridge.nights.records import find_test
@@ -201,11 +206,11 @@ def accept(
         raise InvalidInput("nothing to decide", subject="accept", advice="Name a run to accept, --undo ID, or --list")
     site = load_site(choice)
     if list_all:
-        _show_decisions(open_site_store(site), target, as_json)
+        _show_decisions(open_site_store(site), _named_decision(site, target), as_json)
         return
     who = who or getpass.getuser()
     if undo:
-        _withdraw(site, named_run(site, undo) if "@" in undo else undo, who, why, as_json)
+        _withdraw(site, _named_decision(site, undo), who, why, as_json)
         return
     decision = decide(
         open_site_store(site),
@@ -220,6 +225,11 @@ def accept(
     show(as_json, decision, lambda: [f"{decision.series}: {decision.text}"])
 
 
+def _named_decision(site: "Site", name: str) -> str:
+    """What a decision is named by: the key of a run that a short name means, or the name itself."""
+    return named_run(site, name) if "@" in name or name == "last" else name
+
+
 def _show_decisions(store: "ObjectStore", about: str, as_json: bool) -> None:
     from nightbridge.gate.decisions import list_decisions
 
@@ -231,7 +241,7 @@ def _show_decisions(store: "ObjectStore", about: str, as_json: bool) -> None:
     document = {"decisions": [{"id": one.id, **one.model_dump(mode="json")} for one in found]}
     show(as_json, document, lambda: (f"{one.id}  {one.decision.test_id}: {one.text}" for one in found))
     if not found and not as_json:
-        note(f"no decision in {store.url}")
+        note(f"no decision {f'about {about} ' if about else ''}in {store.url}")
 
 
 def _withdraw(site: "Site", target: str, who: str, why: str, as_json: bool) -> None:

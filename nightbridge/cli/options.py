@@ -144,6 +144,12 @@ def check_folder(path: Path | None) -> None:
         raise InvalidInput("its folder does not exist", subject=str(path), advice="Create it, or name another file")
 
 
+def refuse_ignored(where: str, given: Mapping[str, object]) -> None:
+    """Refuse options that have no effect `where`, instead of leaving them out without a word."""
+    if named := ", ".join(name for name, value in given.items() if value):
+        raise InvalidInput(f"has no effect {where}", subject=named, advice="Leave it out")
+
+
 def named_run(site: "Site", name: str) -> str:
     """The run key that a name means on the command line; the store is opened only for a short name."""
     from nightbridge.models import is_run_key

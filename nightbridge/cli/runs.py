@@ -20,6 +20,7 @@ from nightbridge.cli.options import (
     named_run,
     open_site_cluster,
     open_site_store,
+    refuse_ignored,
     site_options,
 )
 from nightbridge.cli.output import (
@@ -137,6 +138,7 @@ def status(
     from nightbridge.nights.records import find_nights
     from nightbridge.slurm.attempts import attempts_of
 
+    refuse_ignored("with --watch", {"--json": watch and as_json})
     site = load_site(choice)
     store = open_site_store(site)
     found = find_nights(store, limit=1, night=name)
@@ -146,6 +148,9 @@ def status(
         _show_nights(found, store, site, as_json)
     else:
         run_key = named_run(site, name)
+        if watch:
+            advice = f"`nightbridge logs -f {name}` follows it; or name its night"
+            raise InvalidInput("a run, and --watch shows nights", subject=run_key, advice=advice)
         attempts = attempts_of(run_key, site.workspace)
         if not attempts:
             advice = "`nightbridge ls` lists the runs; check --store and --workspace"
@@ -178,6 +183,7 @@ def logs(
     ] = False,
 ) -> None:
     """Print the log of a run's newest job, or the launcher's where no job has written one."""
+    refuse_ignored("with --follow", {"--errors": follow and errors})
     site = load_site(choice)
     attempt = _attempts(named_run(site, run_key), site)[-1]
     found = _logs_of(attempt)

@@ -7,11 +7,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from nightbridge.gate.decisions import record_decision
 from nightbridge.history.history_store import put_row
 from nightbridge.models import StoreSettings, VerdictStatus, utc_now
 from nightbridge.nights.records import NightStart, NightTest, record_start
 from nightbridge.store.directory import DirectoryStore
-from tests.builders import make_row, make_summary
+from tests.builders import make_decision, make_row, make_summary
 from tests.nightbridge.cli.conftest import Program
 
 
@@ -34,6 +35,36 @@ def test_the_history_of_all_tests_is_written_to_a_file(nightbridge: Program, url
 def test_a_store_is_migrated_once(nightbridge: Program, url: str, tmp_path: Path) -> None:
     options = ("--store", url, "--workspace", str(tmp_path / "ws"))
     assert [nightbridge("migrate", *options)[2] for _ in range(2)] == ["1 series migrated\n", "0 series migrated\n"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ignored"),
+    [
+        (("--cluster", "dgx"), "--cluster: has no effect without a test"),
+        (("llama3-8b", "--csv", "--json"), "--json: has no effect with --csv"),
+        (("--all", "--out", "x.csv", "--since", "2026", "--json"), "--since, --json: has no effect with --out"),
+    ],
+)
+def test_an_option_of_the_history_without_effect_is_refused(
+    nightbridge: Program, url: str, arguments: tuple[str, ...], ignored: str
+) -> None:
+    code, out, err = nightbridge("history", *arguments, "--store", url)
+    assert (code, out, err) == (2, "", f"nightbridge: {ignored}. Leave it out\n")
+
+
+def test_decisions_are_listed_by_a_short_name_of_their_run(nightbridge: Program, url: str, tmp_path: Path) -> None:
+    row = make_row()
+    store = DirectoryStore(StoreSettings(url=url))
+    record_decision(store, make_decision(row.test_id).model_copy(update={"run_key": row.run_key}))
+    begun = {"scenario": "practice", "cluster": row.cluster, "workspace": tmp_path, "begun_at": utc_now()}
+    tests = (NightTest(test_id=row.test_id, run_key=row.run_key),)
+    record_start(store, NightStart.model_validate({"night": row.night, "tests": tests, **begun}))
+    options = ("--store", url, "--workspace", str(tmp_path / "ws"))
+
+    listed = {name: nightbridge("accept", "--list", name, *options) for name in ("last", f"llama3-8b@{row.night}")}
+
+    assert all("llama3-8b: the level since" in out for _, out, _ in listed.values()), listed
+    assert nightbridge("accept", "--list", "other", *options)[2] == f"no decision about other in {url}\n"
 
 
 @pytest.mark.parametrize("since", ["2026-13-99", "2026-02-30", "30.11.2026", "friday", "20261121"])

@@ -333,6 +333,21 @@ def test_a_cancellation_that_slurm_does_not_answer_is_no_success(nightbridge: Pr
     assert f"not every job is known to be cancelled: {attempt.name}: squeue or sacct did not answer" in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("status", "--watch", "--json"), "--json: has no effect with --watch. Leave it out"),
+        (("logs", "--follow", "--errors", "last"), "--errors: has no effect with --follow. Leave it out"),
+        (("status", "--watch", "t-2026-11-21-0123456789"), "t-2026-11-21-0123456789: a run, and --watch shows nights."),
+    ],
+)
+def test_what_cannot_be_watched_is_said(
+    nightbridge: Program, tmp_path: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    code, out, err = nightbridge(*arguments, "--workspace", str(tmp_path / "ws"))
+    assert (code, out, told in err) == (2, "", True)
+
+
 def test_a_night_is_watched_until_it_has_ended(
     nightbridge: Program, nights: Path, job: tuple[LocalCluster, Path, NightStart], monkeypatch: pytest.MonkeyPatch
 ) -> None:
