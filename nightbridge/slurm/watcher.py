@@ -132,8 +132,9 @@ class _Watched:
         """Look for this job's exit file; whether it has just appeared."""
         try:
             code = read_exit_code(self.job.attempt_dir)
-            # One that another job of the attempt left is not ours.
-            if code is not None and read_claim(self.job.attempt_dir) not in (None, self.job.job_id):
+            # One that another job of the attempt left is not ours, and one of before a requeue is no end.
+            requeued = self.status is not None and self.status.state in WAITING
+            if code is not None and (requeued or read_claim(self.job.attempt_dir) not in (None, self.job.job_id)):
                 code = None
         except OSError:  # the file system is away: what is known of the file stands
             return False
@@ -290,10 +291,8 @@ class Watcher:
         """Take in that a query was not answered, which says nothing about any job."""
         self._failures += 1
         self._publish(jobs, {})
-        since = min(
-            (watched.silent_since for watched in self._watched.copy().values() if watched.silent_since),
-            default=None,
-        )
+        silent = (watched.silent_since for watched in self._watched.copy().values() if watched.silent_since)
+        since = min(silent, default=None)
         trace = None if isinstance(error, NightbridgeError) else error
         log.warning("status of %d jobs unknown since %s: %s", len(jobs), since, error, exc_info=trace)
 

@@ -209,6 +209,25 @@ def test_an_exit_file_alone_does_not_end_a_job_that_slurm_calls_live(
     assert end.result(timeout=60).exit_file_code == 0
 
 
+def test_the_exit_file_of_before_a_requeue_does_not_end_a_job_that_waits_to_run_again(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    job = make_job(tmp_path)
+    (job.attempt_dir / "exit_code").write_text("143\n")
+    stub.say(1, JobState.PENDING, reason="BeginTime")
+    end = following(job)
+    time.sleep(0.3)
+
+    stub.error = StatusUnknown("slurmctld is away")
+    time.sleep(1.0)
+    assert not end.done()
+    (job.attempt_dir / "exit_code").write_text("0\n")
+    stub.error = None
+    stub.say(1, JobState.COMPLETED, exit_code=0)
+
+    assert end.result(timeout=60).exit_file_code == 0
+
+
 def test_an_unknown_state_ends_nothing(
     stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
 ) -> None:
