@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import venv
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -89,8 +90,29 @@ def envs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("envs")
 
 
+@pytest.fixture(scope="module")
+def empty_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("venv") / "empty"
+    venv.create(folder, with_pip=True, symlinks=True)
+    return folder
+
+
 @pytest.fixture
-def lock(tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def copied_environments(empty_environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python takes four seconds of a core to make an environment, most of them for pip's own installation: once here."""
+    create = venv.create
+
+    def copy(folder: Path, *, with_pip: bool, symlinks: bool) -> None:
+        if with_pip:
+            shutil.copytree(empty_environment, folder, symlinks=True, dirs_exist_ok=True)
+        else:
+            create(folder, symlinks=symlinks)
+
+    monkeypatch.setattr(venv, "create", copy)
+
+
+@pytest.fixture
+def lock(tmp_path: Path, wheels: Path, copied_environments: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A lock file of two packages, one of them `nemo_run` 0.11.1, that pip finds in a folder and nowhere else."""
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
