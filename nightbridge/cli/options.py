@@ -76,7 +76,7 @@ def site_options(*names: SiteOption) -> Callable[[Callable[..., _R]], Callable[.
 def usual_site_file() -> Path | None:
     """The site file that is meant where none is named: NIGHTBRIDGE_SITE, this folder's, or the user's own."""
     if named := os.environ.get(SITE_VARIABLE):
-        return Path(named)
+        return Path(named).expanduser()
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return next((path for path in (Path("site.toml"), home / "nightbridge" / "site.toml") if path.is_file()), None)
 

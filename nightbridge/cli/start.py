@@ -95,6 +95,8 @@ def init(
     An existing site file stays as it is. The test is checked as `nightbridge validate` does, before it is written.
     """
     from nightbridge.launch.plan import check_workspace
+    from nightbridge.models import StoreSettings
+    from nightbridge.store.protocol import open_store
 
     family = _family_of(recipe, version)
     test, site = folder / f"{recipe}.toml", folder / "site.toml"
@@ -116,15 +118,18 @@ def init(
     text = TEST.format(about=f"{recipe} on {count} {kind} GPUs", **_quoted(values))
     _refuse_invalid(text, test)
     if not site.exists():
-        place = _ask("workspace, a folder that the compute nodes see", workspace, "/lustre/nightbridge")
-        check_workspace(Path(place))
+        named = _ask("workspace, a folder that the compute nodes see", workspace, "/lustre/nightbridge")
+        place = Path(os.path.expanduser(named)).absolute()
+        check_workspace(place)
         settings = {
-            "workspace": place,
+            "workspace": str(place),
             "cluster": _ask("name of the cluster", cluster, "slurm"),
             "partition": _ask("partition", partition, "batch"),
             "account": _ask("account", account, "default"),
             "store": _ask("store", store, f"file://{place}/store"),
         }
+        if not settings["store"].startswith("s3://"):  # whose credentials may be elsewhere
+            open_store(StoreSettings(url=settings["store"]))
         write_file(site, SITE.format(site=site, **_quoted(settings)).encode())
         note(f"written: {site}")
     write_file(test, text.encode())
@@ -307,7 +312,7 @@ def demo(
     from nightbridge.models import SiteChoice
     from nightbridge.models.verdict import exit_code_of
 
-    folder = Path(workspace or ".nightbridge").absolute()
+    folder = Path(workspace or ".nightbridge").expanduser().absolute()
     check_workspace(folder)
     # Prefect reads its settings once, when it is imported: the demo has its own server and database, and logs less.
     open_workspace(folder)

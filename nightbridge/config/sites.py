@@ -10,7 +10,17 @@ from pydantic import Field
 
 from nightbridge.config.arguments import holds_secret, names_secret, read_secret
 from nightbridge.config.cloudai_compat import check_options, sbatch_options
-from nightbridge.config.documents import Document, Findings, KeyPath, Layer, Layered, merge, read_document, validated
+from nightbridge.config.documents import (
+    AnyModel,
+    Document,
+    Findings,
+    KeyPath,
+    Layer,
+    Layered,
+    merge,
+    read_document,
+    validated,
+)
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.flags import why_unsafe_variable
 from nightbridge.models import ClusterKind, ClusterSettings, Model, Site, SiteChoice, StoreSettings
@@ -79,7 +89,7 @@ def load_site(path: Path) -> tuple[Site, tuple[str, ...]]:
     if site is not None:
         check_options(site.cluster.extra_sbatch_args, ("cluster", "extra_sbatch_args"), findings)
         _check_variables(site.cluster.env_vars, findings)
-        site = site.model_copy(update={"workspace": Path(os.path.expanduser(site.workspace))})
+        site = _at_home(site)
         if document.table.get("workspace") == "":
             findings.problem(("workspace",), "is empty; write the folder that the compute nodes see")
         if site.store is not None and holds_secret(site.store.url):
@@ -89,6 +99,17 @@ def load_site(path: Path) -> tuple[Site, tuple[str, ...]]:
     if site is None or findings.problems:
         raise InvalidInput("the system file is not valid", subject=str(path), violations=[*map(str, findings.problems)])
     return site, tuple(map(str, findings.warnings))
+
+
+def _at_home(settings: AnyModel) -> AnyModel:
+    """The same settings, with the home that `~` is in every path: no shell has read the file."""
+    changed: dict[str, object] = {}
+    for name, value in settings:
+        there = _at_home(value) if isinstance(value, Model) else value
+        there = Path(os.path.expanduser(value)) if isinstance(value, Path) else there
+        if there != value:
+            changed[name] = there
+    return settings.model_copy(update=changed)
 
 
 def _check_variables(variables: Mapping[str, str], findings: Findings) -> None:

@@ -1,5 +1,6 @@
 """Settings of the outside world: the site, its cluster, store, images and notifications."""
 
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -34,10 +35,11 @@ class SiteChoice(Model):
     store: str | None = Field(None, description="`file://` or `s3://` URL, or the name of a Harvest Store block.")
     workspace: Path | None = Field(None, description="Folder that the compute nodes see under the same path.")
 
-    @field_validator("system", "cluster", "store", mode="before")
+    @field_validator("system", "cluster", "store", "workspace", mode="before")
     @classmethod
     def _by_its_path(cls, value: object) -> object:
-        return str(value) if isinstance(value, Path) else value
+        """A path as text, with the home that `~` is: no shell replaces it behind a `=`, in a unit or in a crontab."""
+        return os.path.expanduser(value) if isinstance(value, str | Path) else value
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> "SiteChoice":

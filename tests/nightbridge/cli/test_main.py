@@ -198,6 +198,10 @@ def test_a_site_is_taken_from_the_variable_the_folder_and_the_user_in_this_order
     monkeypatch.setenv("NIGHTBRIDGE_SITE", str(named))
     assert nightbridge("nights")[2] == f"site: {named}\nno night in file://{tmp_path}/named/store yet\n"
 
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NIGHTBRIDGE_SITE", "~/named.toml")
+    assert nightbridge("nights")[2].startswith(f"site: {named}\n")
+
 
 def test_an_option_that_names_another_place_keeps_the_usual_site_out(
     nightbridge: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -54,12 +54,22 @@ def test_init_quotes_what_it_is_given(nightbridge: Program, tmp_path: Path) -> N
     assert site["store"]["url"] == "file:///a#b"
 
 
+@pytest.mark.parametrize("workspace", ["~/nights", "nights"])
+def test_the_store_that_init_writes_is_where_its_workspace_is(
+    nightbridge: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workspace: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert nightbridge("init", "llama3_8b", "--workspace", workspace)[0] == 0
+    assert nightbridge("nights", "--system", "site.toml")[2] == f"no night in file://{tmp_path}/nights/store yet\n"
+
+
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
         ("--image", 'a"b', "is not a valid image reference"),
         ("--gpu-type", "H100", "did you mean 'h100'?"),
         ("--workspace", "C:\\x", "its path contains a shell character"),
+        ("--store", "/data/store", "/data/store: not a store URL. Use file:///DIRECTORY"),
     ],
 )
 def test_init_writes_nothing_that_validate_would_refuse(

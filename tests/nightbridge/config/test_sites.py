@@ -75,10 +75,25 @@ def test_an_option_of_sbatch_that_is_decided_here_is_said_to_have_no_effect(writ
     assert "site.toml:3: cluster.extra_sbatch_args: '--requeue' has no effect" in warning
 
 
-def test_a_workspace_in_this_users_home_is_there(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_in_this_users_home_is_there(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
 
-    assert load_site(write('workspace = "~/nights"\n'))[0].workspace == Path("/home/me/nights")
+    top = 'workspace = "~/nights"\nenvironments = "~/envs"\nimages = "~/images"\n'
+    site, _ = load_site(write(top + '[cluster]\nslurm_conf = "~/slurm.conf"\n[image_import]\ntemp = "/tmp"\n'))
+
+    assert (site.workspace, site.environments_dir) == (Path("/home/me/nights"), Path("/home/me/envs"))
+    assert (site.images_dir, site.cluster.slurm_conf) == (Path("/home/me/images"), Path("/home/me/slurm.conf"))
+    assert site.image_import.temp == Path("/tmp")
+
+
+def test_a_site_in_this_users_home_is_named_without_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "s.toml").write_text('[cluster]\nname = "hopper"\n')
+
+    found = plain_site(SiteChoice.of({"system": "~/s.toml", "workspace": "~/nights"}))
+
+    assert found is not None
+    assert (found[0].cluster.name, found[0].workspace) == ("hopper", tmp_path / "nights")
 
 
 def test_a_secret_among_the_variables_of_every_run_is_reported(write: Write) -> None:
