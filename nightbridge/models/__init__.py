@@ -17,6 +17,7 @@ from nightbridge.models.base import (
     make_run_key,
     night_order,
     slug,
+    slug_in,
     utc_now,
 )
 from nightbridge.models.metrics import MetricName
@@ -86,6 +87,7 @@ from nightbridge.models.stages import (
 from nightbridge.models.verdict import (
     EXIT_CODES,
     GOOD_VERDICTS,
+    NO_VALUE,
     Bump,
     Comparison,
     ComparisonStatus,

@@ -90,6 +90,11 @@ def make_run_key(
     return slug(test_id, RUN_KEY_LIMIT - len(tail)) + tail
 
 
+def slug_in(run_key: str, night: str) -> str:
+    """The test's part of a run key: everything before `-<night>-<hash>`."""
+    return run_key[: -len(f"-{night}-") - 10]
+
+
 def is_run_key(name: str) -> bool:
     """Whether a name has the form of a run key."""
     return bool(_RUN_KEY.fullmatch(name))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from nightbridge.models.base import Model, NightId, make_run_key
+from nightbridge.models.base import Model, NightId, make_run_key, slug_in
 from nightbridge.models.metrics import METRIC_BY_NAME, MetricName
 from nightbridge.models.site import Limits, SecretRef
 
@@ -427,7 +427,7 @@ class RunSpec(Model):
     @property
     def test_slug(self) -> str:
         """The test's part of the run key: everything before `-<night>-<hash>`."""
-        return self.run_key[: -len(f"-{self.night}-") - 10]
+        return slug_in(self.run_key, self.night)
 
     @property
     def max_steps(self) -> int | None:

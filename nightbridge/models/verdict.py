@@ -208,6 +208,9 @@ EXIT_CODES = {VerdictStatus(name): code for code, names in _STATUSES_BY_CODE.ite
 GOOD_VERDICTS = frozenset(status for status, code in EXIT_CODES.items() if code == 0)
 """Nights with these make the baseline of later ones."""
 
+NO_VALUE = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE})
+"""A run with one of these was measured over less than it should have been: its numbers do not stand for the test."""
+
 
 def exit_code_of(statuses: Iterable[VerdictStatus]) -> int:
     """The first of 1, 3, 4, 2 that occurred, else 0."""

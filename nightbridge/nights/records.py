@@ -40,6 +40,7 @@ from nightbridge.models import (
     is_run_key,
     night_order,
     slug,
+    slug_in,
     utc_now,
     worst_status,
 )
@@ -377,8 +378,7 @@ def read_verdict(store: ObjectStore, run_key: str, night: str) -> Verdict | None
     Raises:
         DamagedData: It cannot be read.
     """
-    test_slug = run_key[: -len(f"-{night}-") - 10]
-    key = f"runs/{test_slug}/{night}/{run_key}/verdict.json"
+    key = f"runs/{slug_in(run_key, night)}/{night}/{run_key}/verdict.json"
     return read_stored(store, key, Verdict, what="not a verdict", advice="Run the night again")
 
 
