@@ -1,15 +1,16 @@
-"""Plausibility: did what was planned run, all of it, in a way that is physically possible?
+"""Plausibility: is what a run left whole, and did what was planned run, in a way that is physically possible?
 
 Checked before anything is compared: a run of half the batch, or with a loss of zero, has numbers that look better than
 any good night's. What contradicts the plan, or itself, or what a GPU can do, makes a run failed, on a first night too.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from nightbridge.history.rows import HistoryRow
 from nightbridge.launch.resources import num_gpus, resumed_from
-from nightbridge.models import RunRecord, TestDefinition
+from nightbridge.models import CheckpointState, RunRecord, Summary, TestDefinition
 from nightbridge.numbers import format_count, format_value
 
 Scalar = float | str
@@ -226,3 +227,55 @@ def _impossible_speeds(record: RunRecord) -> Iterator[str]:
     memory = int(named[1]) * 2**30 / 1e9 if named else gpu.memory
     if summary.peak_memory is not None and summary.peak_memory > memory:
         yield f"impossible: {format_value(summary.peak_memory, 'GB')} of memory on a GPU that has {memory:.0f} GB"
+
+
+# --- what is there of it --------------------------------------------------------------------------------------------
+
+
+def missing_steps(record: RunRecord, baseline: Sequence[HistoryRow]) -> tuple[str, ...]:
+    """Why the run is short. The number of steps is the requested one, else that of earlier runs."""
+    done = record.summary.steps_done
+    requested = (record.summary.steps_expected, record.plan.max_steps, record.spec.max_steps)
+    expected = max((steps for steps in requested if steps is not None), default=None)
+    if expected is None:
+        expected = max((row.summary.steps_done for row in baseline), default=1)
+    start = record.summary.start_step
+    if start and not resumed_from(record.spec.test):
+        return (
+            f"{max(done - start, 0)} of {expected} steps recorded: resumed at iteration {start}, which is not planned",
+        )
+    return (f"{done} of {expected} steps recorded",) if done < expected else ()
+
+
+def wrong_data(summary: Summary) -> tuple[str, ...]:
+    """What is wrong with what the run measured, apart from its length."""
+    steps = summary.non_finite_steps
+    non_finite = (f"{format_count(steps, 'step')} without a finite loss or gradient norm",) if steps else ()
+    return non_finite + tuple(f"damaged data: {damage}" for damage in summary.damage)
+
+
+def damaged_checkpoints(record: RunRecord) -> tuple[str, ...]:
+    """Which of its checkpoints cannot be believed, one that was whole and could not be stored among them."""
+    return tuple(
+        f"damaged checkpoint {checkpoint.path.name}: {checkpoint.reason}"
+        for checkpoint in record.checkpoints
+        if checkpoint.state is CheckpointState.DAMAGED
+    )
+
+
+def missing_checkpoints(record: RunRecord) -> tuple[str, ...]:
+    """Which checkpoints a run that did all its steps has not left, where its test keeps any.
+
+    That alone makes no run bad: a save can be switched off in ways that are unknown here, and what looks half written
+    by its names may be another program's.
+    """
+    kept = record.spec.test.harvest.checkpoint
+    if kept == "none":
+        return ()
+    if not record.checkpoints:
+        return (f'no checkpoint was left, although harvest.checkpoint is "{kept}"',)
+    return tuple(
+        f"the checkpoint {checkpoint.path.name} is half written and not stored: {checkpoint.reason}"
+        for checkpoint in record.checkpoints
+        if checkpoint.state is CheckpointState.IN_PROGRESS
+    )

@@ -16,9 +16,10 @@ from pydantic import Field
 
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.control import CLEAR, MAX_TIMES, OPEN, PROOF, arm_of, change_looked_for, weigh
-from nightbridge.history.nightly_values import BROKEN, NO_VALUE, nights_of, noise_of_runs, run_value
+from nightbridge.history.nightly_values import BROKEN, nights_of, noise_of_runs, run_value
 from nightbridge.history.rows import HistoryRow, measured, row_of
 from nightbridge.models import (
+    NO_VALUE,
     Arm,
     GatePolicy,
     HarvestPolicy,

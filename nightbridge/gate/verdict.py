@@ -31,12 +31,17 @@ from nightbridge.gate.control import control_point, pairs_of
 from nightbridge.gate.decisions import in_force
 from nightbridge.gate.nodes import Placement, levels_held, place_pairs, suspects_among, unchanged_since
 from nightbridge.gate.numerics import with_unknown
-from nightbridge.gate.plausibility import implausible
+from nightbridge.gate.plausibility import (
+    damaged_checkpoints,
+    implausible,
+    missing_checkpoints,
+    missing_steps,
+    wrong_data,
+)
 from nightbridge.gate.tonight import Evidence, Tonight, slow_mode
 from nightbridge.gate.trend import standing
 from nightbridge.history.nightly_values import (
     BROKEN,
-    NO_VALUE,
     Night,
     arms_of,
     changed_topology,
@@ -51,7 +56,7 @@ from nightbridge.history.rows import HistoryRow, gpu_hours, measured, row_of
 from nightbridge.launch.resources import resumed_from
 from nightbridge.models import (
     EXIT_CODES,
-    CheckpointState,
+    NO_VALUE,
     Comparison,
     ComparisonStatus,
     ControlArm,
@@ -61,7 +66,6 @@ from nightbridge.models import (
     ReferenceResult,
     RunRecord,
     RunSpec,
-    Summary,
     Verdict,
     VerdictStatus,
     make_run_key,
@@ -196,8 +200,8 @@ def _verdict(
     record: RunRecord, baseline: Sequence[HistoryRow], results: Sequence[MetricResult], tonight: Tonight | None
 ) -> Verdict:
     outcome_fault, _words = OUTCOMES[record.job.outcome]
-    short = _missing_steps(record, baseline)
-    wrong = (*_wrong_data(record.summary), *_damaged_checkpoints(record))
+    short = missing_steps(record, baseline)
+    wrong = (*wrong_data(record.summary), *damaged_checkpoints(record))
     reruns, why = 0, ""
     suspects: tuple[str, ...] = ()
     control: ControlArm | None = None
@@ -233,7 +237,7 @@ def _verdict(
             reasons = (*reasons, *node_reasons, *_decided(tonight))
     if record.job.outcome is Outcome.TEARDOWN:
         reasons = (*reasons, _outcome_reason(record.job))
-    missing = () if outcome_fault or short else _missing_checkpoints(record)
+    missing = () if outcome_fault or short else missing_checkpoints(record)
     reasons = (*reasons, *missing, *_resume_reasons(record), *_taint_reasons(record))
 
     further = _further_runs(tonight.nights[-1]) if tonight else {}
@@ -285,7 +289,7 @@ def _with_broken_runs(verdict: Verdict, further: Sequence[HistoryRow]) -> Verdic
         return verdict
     first, runs = broken[0], format_count(len(further), "further run")
     is_outcome = OUTCOMES[first.outcome][0] is not None
-    why = _outcome_reason(first) if is_outcome else "; ".join(_wrong_data(first.summary))
+    why = _outcome_reason(first) if is_outcome else "; ".join(wrong_data(first.summary))
     reason = f"{len(broken)} of {runs} of the same pins broke, {first.run_key} {first.verdict}: {why}".rstrip(": ")
     status = verdict.status if EXIT_CODES[verdict.status] else VerdictStatus.UNSTABLE
     return verdict.model_copy(update={"status": status, "reasons": (reason, *verdict.reasons)})
@@ -344,55 +348,6 @@ def _beside_golden(comparison: Comparison, golden: ReferenceResult | None) -> Co
 def _decides(result: MetricResult) -> bool:
     """Whether a result has a part in the verdict: a metric that no run had before is measured, and no more."""
     return METRIC_BY_NAME[result.comparison.metric].always or result.comparison.status != "no_baseline"
-
-
-def _missing_steps(record: RunRecord, baseline: Sequence[HistoryRow]) -> tuple[str, ...]:
-    """Why the run is short. The number of steps is the requested one, else that of earlier runs."""
-    done = record.summary.steps_done
-    requested = (record.summary.steps_expected, record.plan.max_steps, record.spec.max_steps)
-    expected = max((steps for steps in requested if steps is not None), default=None)
-    if expected is None:
-        expected = max((row.summary.steps_done for row in baseline), default=1)
-    start = record.summary.start_step
-    if start and not resumed_from(record.spec.test):
-        return (
-            f"{max(done - start, 0)} of {expected} steps recorded: resumed at iteration {start}, which is not planned",
-        )
-    return (f"{done} of {expected} steps recorded",) if done < expected else ()
-
-
-def _wrong_data(summary: Summary) -> tuple[str, ...]:
-    """What is wrong with what the run measured, apart from its length."""
-    steps = summary.non_finite_steps
-    non_finite = (f"{format_count(steps, 'step')} without a finite loss or gradient norm",) if steps else ()
-    return non_finite + tuple(f"damaged data: {damage}" for damage in summary.damage)
-
-
-def _damaged_checkpoints(record: RunRecord) -> tuple[str, ...]:
-    """Which of its checkpoints cannot be believed, one that was whole and could not be stored among them."""
-    return tuple(
-        f"damaged checkpoint {checkpoint.path.name}: {checkpoint.reason}"
-        for checkpoint in record.checkpoints
-        if checkpoint.state is CheckpointState.DAMAGED
-    )
-
-
-def _missing_checkpoints(record: RunRecord) -> tuple[str, ...]:
-    """Which checkpoints a run that did all its steps has not left, where its test keeps any.
-
-    That alone makes no run bad: a save can be switched off in ways that are unknown here, and what looks half written
-    by its names may be another program's.
-    """
-    kept = record.spec.test.harvest.checkpoint
-    if kept == "none":
-        return ()
-    if not record.checkpoints:
-        return (f'no checkpoint was left, although harvest.checkpoint is "{kept}"',)
-    return tuple(
-        f"the checkpoint {checkpoint.path.name} is half written and not stored: {checkpoint.reason}"
-        for checkpoint in record.checkpoints
-        if checkpoint.state is CheckpointState.IN_PROGRESS
-    )
 
 
 def _outcome_reason(ended: Job | HistoryRow) -> str:

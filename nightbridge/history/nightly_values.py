@@ -29,13 +29,11 @@ from typing import NamedTuple
 from nightbridge.errors import InvalidInput
 from nightbridge.history.reading import is_good
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, measure_of, measured
-from nightbridge.models import GatePolicy, Limits, Summary, TestDefinition, VerdictStatus
+from nightbridge.models import NO_VALUE, GatePolicy, Limits, Summary, TestDefinition, VerdictStatus
 from nightbridge.models.metrics import Metric
+from nightbridge.numbers import format_count
 
-# A run with one of these verdicts has no numbers that stand for the test.
-NO_VALUE = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE})
-
-# One with one of these does not do what was requested, and that is its own fault.
+# A run with one of these verdicts does not do what was requested, and that is its own fault.
 BROKEN = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.INVALID})
 
 
@@ -246,6 +244,31 @@ class Band(NamedTuple):
         if math.isclose(abs(difference), allowed, rel_tol=1e-9) or abs(difference) < allowed:
             return 0
         return 1 if difference > 0 else -1
+
+
+class Agreement(NamedTuple):
+    """How many of a night's runs are worse than the band."""
+
+    runs: int
+    worse: int
+
+    @property
+    def is_split(self) -> bool:
+        """Whether some of them are and some are not."""
+        return 0 < self.worse < self.runs
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether most of them are."""
+        return 2 * self.worse > self.runs
+
+    def __str__(self) -> str:
+        return f"{self.worse} of {format_count(self.runs, 'run')}"
+
+
+def agreement_of(sides: Sequence[int]) -> Agreement:
+    """Count the runs. `sides`: one per run, positive when it is worse than the band, else zero or negative."""
+    return Agreement(len(sides), sum(side > 0 for side in sides))
 
 
 def band_of(

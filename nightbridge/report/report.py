@@ -11,7 +11,7 @@ from urllib.parse import quote
 from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import MANIFEST, Manifest, load_record, load_scalars, read_manifest
 from nightbridge.history.reading import read_recent
-from nightbridge.models import StoredFile, SweepResult, Verdict
+from nightbridge.models import NO_VALUE, StoredFile, SweepResult, Verdict
 from nightbridge.nights.records import NightStart
 from nightbridge.numbers import format_count, format_duration, format_value
 from nightbridge.outputs.log_errors import ErrorFinder
@@ -19,7 +19,7 @@ from nightbridge.outputs.logs import MAX_LINE_BYTES, clean_line, raw_lines
 from nightbridge.report.charts import exchange_chart
 from nightbridge.report.page import MAX_CHARTED, NewCommits, ReportedRun, build_page, last_good_run, render_page
 from nightbridge.report.sweeps import sweep_section
-from nightbridge.report.tables import UNJUDGED, gravest_first
+from nightbridge.report.tables import gravest_first
 from nightbridge.store.protocol import ObjectStore
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def _reported_run(store: ObjectStore, verdict: Verdict, cluster: str) -> Reporte
     with _noted(damage):
         manifest = read_manifest(store, verdict.prefix)
         run = run._replace(links=run_links(store, manifest) if manifest else ())
-        if manifest and verdict.status in UNJUDGED:
+        if manifest and verdict.status in NO_VALUE:
             error, lines = last_log_lines(store, manifest)
             run = run._replace(error=error, log=lines)
     return run

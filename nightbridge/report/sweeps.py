@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nightbridge.config.toml_writer import scenario_toml
-from nightbridge.history.nightly_values import NO_VALUE
 from nightbridge.models import (
+    NO_VALUE,
     ClusterLimits,
     MetricName,
     RewardKind,

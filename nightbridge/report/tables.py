@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from nightbridge.models import Comparison, Verdict, VerdictStatus
+from nightbridge.models import NO_VALUE, Comparison, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, INVERSES, METRIC_BY_NAME
 from nightbridge.numbers import format_change, format_count, format_value
 
@@ -29,9 +29,6 @@ class StatusWords(NamedTuple):
     tone: Tone
     task: str
 
-
-# A run with one of these verdicts was measured over less than it should have been: its numbers are shown, not judged.
-UNJUDGED = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTURE})
 
 # The gravest first: the order of the matrix and of the morning's list.
 STATUS_WORDS: dict[VerdictStatus, StatusWords] = {
@@ -166,7 +163,7 @@ def short_reason(verdict: Verdict) -> str:
 
 def cell_of(comparison: Comparison, verdict: VerdictStatus) -> Cell:
     """One metric in words. The arrow shows the direction, the word whether that is good."""
-    judged = verdict not in UNJUDGED or comparison.status == "missing"
+    judged = verdict not in NO_VALUE or comparison.status == "missing"
     word, tone = COMPARISON_WORDS[comparison.status if judged else "passed"]
     change = format_change(comparison.change)
     arrow = "" if not change or change.startswith("±") else "▲ " if change.startswith("+") else "▼ "
