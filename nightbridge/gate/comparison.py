@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nightbridge.gate.control import (
     ASKS_FOR_PAIRS,
     UNKNOWN_SIGMAS,
-    Agreement,
     Seen,
-    agreement_of,
     change_looked_for,
     moved_back,
     rerun_reason,
@@ -32,7 +30,16 @@ from nightbridge.gate.decisions import in_force, is_accepted, passed_by_ended
 from nightbridge.gate.nodes import MIN_NIGHTS
 from nightbridge.gate.tonight import MetricSeries, Tonight, ratio
 from nightbridge.gate.trend import NewLevel, first_night, is_back, lasting_improvement, ongoing_regression, was_left
-from nightbridge.history.nightly_values import Band, band_of, beyond_limits, is_required, noise_of_runs, strays_of
+from nightbridge.history.nightly_values import (
+    Agreement,
+    Band,
+    agreement_of,
+    band_of,
+    beyond_limits,
+    is_required,
+    noise_of_runs,
+    strays_of,
+)
 from nightbridge.history.rows import measured
 from nightbridge.models import Comparison, ComparisonStatus, GatePolicy, VerdictStatus
 from nightbridge.models.metrics import Metric

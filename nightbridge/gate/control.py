@@ -88,31 +88,6 @@ SUSPECT_SIGMAS = 1.0
 """From here on a night's step time is worth a pair; most such nights are chance, and the pair says so."""
 
 
-class Agreement(NamedTuple):
-    """How many of a night's runs are worse than the band."""
-
-    runs: int
-    worse: int
-
-    @property
-    def is_split(self) -> bool:
-        """Whether some of them are and some are not."""
-        return 0 < self.worse < self.runs
-
-    @property
-    def is_worse(self) -> bool:
-        """Whether most of them are."""
-        return 2 * self.worse > self.runs
-
-    def __str__(self) -> str:
-        return f"{self.worse} of {format_count(self.runs, 'run')}"
-
-
-def agreement_of(sides: Sequence[int]) -> Agreement:
-    """Count the runs. `sides`: one per run, positive when it is worse than the band, else zero or negative."""
-    return Agreement(len(sides), sum(side > 0 for side in sides))
-
-
 def proof_needed(runs: int, false_alarms: float) -> float:
     """The log-likelihood ratio that proves a regression, so that a whole night keeps its budget of false alarms.
 
@@ -440,8 +415,8 @@ def _is_decided(row: HistoryRow, decisions: Sequence[Decision]) -> bool:
 def arm_of(number: int, reference: str, on_suspects: bool = False) -> Arm:
     """The arm that a night's further run of a number (from 1) is: A B, then B A, and so on."""
     pair, second = (number + 1) // 2, number % 2 == 0
-    role = "control" if second == bool(pair % 2) else "new"
-    return Arm(role="control" if role == "control" else "new", pair=pair, reference=reference, on_suspects=on_suspects)
+    is_control = second == bool(pair % 2)
+    return Arm(role="control" if is_control else "new", pair=pair, reference=reference, on_suspects=on_suspects)
 
 
 def arm_run(run: RunSpec, base: RunRecord, number: int, on_suspects: bool = False) -> RunSpec:

@@ -13,8 +13,7 @@ Where a control arm ran tonight and does not compute what its own night did eith
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from nightbridge.gate.control import Agreement
-from nightbridge.history.nightly_values import arms_of, nights_of, repeats_of
+from nightbridge.history.nightly_values import Agreement, arms_of, nights_of, repeats_of
 from nightbridge.history.rows import HistoryRow, comparable_digest, loss_source, other_losses
 from nightbridge.models import Verdict, VerdictStatus
 from nightbridge.numbers import format_count

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from nightbridge.gate.comparison import reruns_wanted
-from nightbridge.gate.control import agreement_of
 from nightbridge.gate.nodes import node_names
 from nightbridge.gate.verdict import compare
+from nightbridge.history.nightly_values import agreement_of
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, Outcome, RunRecord, Summary, Verdict, VerdictStatus
 
