@@ -1,11 +1,9 @@
 """Attribution: the cause of a change on every axis. Each exchange is a run of its own through the same pipeline."""
 
 from functools import partial
-from typing import Any
 
 from prefect import flow
-from prefect.client.schemas.objects import FlowRun, State
-from prefect.flows import Flow
+from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
 
@@ -42,15 +40,10 @@ from nightbridge.history.rows import gpu_hours
 from nightbridge.models import RunRecord, Site
 from nightbridge.tasks.attribute import bad_run, earlier_result, keep_answer, plan_attribution, plan_descent
 from nightbridge.tasks.bisect import base_run, room_for
-from nightbridge.tasks.cancel import cancel_searches, note_search
+from nightbridge.tasks.cancel import cancel_hook, note_search
 from nightbridge.tasks.compare import on_nodes, record_of
 from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.site import store_of
-
-
-def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Cancel the jobs of a cancelled attribution. Prefect runs this in another process."""
-    cancel_searches(flow_run, site_of(**flow_run.parameters))
 
 
 @flow(name="attribute", flow_run_name="attribute {test_id}", on_cancellation=[cancel_hook], persist_result=True)

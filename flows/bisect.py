@@ -1,11 +1,9 @@
 """Bisect: the culprit commit. Each point is a run of its own through the same pipeline, several of them at once."""
 
 from functools import partial
-from typing import Any
 
 from prefect import flow
-from prefect.client.schemas.objects import FlowRun, State
-from prefect.flows import Flow
+from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
 
@@ -18,18 +16,13 @@ from nightbridge.flows.pipeline import verdict_of
 from nightbridge.flows.threads import side_by_side
 from nightbridge.models import RunRecord, Site
 from nightbridge.tasks.bisect import base_run, keep_result, plan_bisect, room_for
-from nightbridge.tasks.cancel import cancel_searches, note_search
+from nightbridge.tasks.cancel import cancel_hook, note_search
 from nightbridge.tasks.compare import record_of
 from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.site import store_of
 
 MAX_AT_ONCE = 8
 """Points that are run at once where the cluster has room: more hardly speed up the search."""
-
-
-def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Cancel the jobs of a cancelled bisect. Prefect runs this in another process, so they are found by their names."""
-    cancel_searches(flow_run, site_of(**flow_run.parameters))
 
 
 @flow(name="bisect", flow_run_name="bisect {test_id}", on_cancellation=[cancel_hook], persist_result=True)

@@ -1,11 +1,10 @@
 """Try a change before it lands: pairs of runs with and without it through the same pipeline."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from prefect import flow
-from prefect.client.schemas.objects import FlowRun, State
-from prefect.flows import Flow
+from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
 from pydantic import Field
@@ -30,17 +29,12 @@ from nightbridge.gate.trial import (
 )
 from nightbridge.models import RunSpec, Site, utc_now
 from nightbridge.rules import check_scenario
-from nightbridge.tasks.cancel import cancel_searches, note_search
+from nightbridge.tasks.cancel import cancel_hook, note_search
 from nightbridge.tasks.compare import interrupted, keep_trial, on_nodes, record_of, stored_verdict, with_noise
 from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.prepare import resolve_change
 
 PairsField = Annotated[int, Field(ge=1)] | None
-
-
-def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Cancel the jobs of a cancelled trial. Prefect runs this in another process, so they are found by their names."""
-    cancel_searches(flow_run, site_of(**flow_run.parameters))
 
 
 @flow(name="try", flow_run_name="try {change}", on_cancellation=[cancel_hook], persist_result=True)

@@ -8,9 +8,12 @@ from collections.abc import Iterable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.flows import Flow
 
+from nightbridge.blocks import site_of
 from nightbridge.errors import DamagedData
 from nightbridge.files import create_exclusively, open_workspace
 from nightbridge.models import NightReport, RunSpec, Site, Verdict, VerdictStatus
@@ -83,6 +86,11 @@ def cancel_searches(flow_run: FlowRun, site: Site) -> None:
     cancel_runs(subject, unfinished, site)
     for note in notes:
         note.unlink(missing_ok=True)
+
+
+def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Cancel the jobs of a cancelled search. Prefect runs this in another process, so they are found by their names."""
+    cancel_searches(flow_run, site_of(**flow_run.parameters))
 
 
 def _is_taken_up(note: Path) -> bool:
