@@ -96,8 +96,7 @@ def parity(  # noqa: D417  (`SiteChoice` describes the others)
     """
     found = compare_step_by_step(run_a, run_b, limits, site_of(system=system, store=store))
     faults = found.faults_of(gate)
-    words = "compute the same, bit for bit" if found.same_numerics else found.words_of(gate)
-    return _state(found, "Different" if faults else "Alike", [words, *faults], bad=bool(faults))
+    return _state(found, "Different" if faults else "Alike", [found.result_of(gate), *faults], bad=bool(faults))
 
 
 @flow(name="prune", flow_run_name="prune")

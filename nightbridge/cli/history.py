@@ -297,9 +297,8 @@ def parity(
     faults = found.faults_of(gate)
     if page is not None:
         write_file(page, parity_page_stored(opened, found, gate).encode())
-    result = "compute the same, bit for bit" if found.same_numerics else found.words_of(gate)
     document = {**found.model_dump(mode="json"), "gate": gate, "passed": not faults}
-    show(as_json, document, lambda: [*faults, result])
+    show(as_json, document, lambda: [*faults, found.result_of(gate)])
     return 1 if faults else 0
 
 

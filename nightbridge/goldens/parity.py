@@ -205,6 +205,10 @@ class Parity(Model):
         undecided = {why for curve in self.curves for why in curve.undecided}
         return UNKNOWN_WORDS if faults and undecided.issuperset(faults) else GATE_WORDS[gate][bool(faults)]
 
+    def result_of(self, gate: ParityGate) -> str:
+        """The same, or that the runs compute the same, which is more than any gate asks."""
+        return GATE_WORDS["numerics"][0] if self.same_numerics else self.words_of(gate)
+
 
 def compare_curves(a: Curve, b: Curve, tag: str = LOSS, bands: ParityBands = DEFAULT_BANDS) -> CurveParity:
     """Compare two curves step by step; `a` is the reference, `tag` is what the result calls them."""
