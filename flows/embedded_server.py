@@ -13,6 +13,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -85,6 +86,8 @@ class EmbeddedServer(SubprocessASGIServer):
     """
 
     _process_ends = False
+    _starting = threading.Lock()
+    """Held while it is started: threads that call their first flow at the same moment would each start one."""
 
     def start(self, timeout: int | None = None) -> None:
         """Start the server and wait until it answers; nothing happens when it is running.
@@ -96,10 +99,13 @@ class EmbeddedServer(SubprocessASGIServer):
             RuntimeError: It did not answer in time, or ended, or this process ends. Prefect's own callers expect this
                 type.
         """
-        if self._process_ends:
-            raise RuntimeError("the process is ending")
-        if self.running:
-            return
+        with self._starting:
+            if self._process_ends:
+                raise RuntimeError("the process is ending")
+            if not self.running:
+                self._start(timeout)
+
+    def _start(self, timeout: int | None) -> None:
         atexit.register(self._stop_for_good)
         try:
             self.server_process = self._run_uvicorn_command()

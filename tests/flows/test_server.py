@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,20 @@ def test_one_that_is_already_running_stays() -> None:
     prefects_own = SubprocessASGIServer()
 
     assert EmbeddedServer() is prefects_own
+
+
+def test_threads_that_need_one_at_the_same_moment_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    server = object.__new__(EmbeddedServer)
+    server.__init__()  # type: ignore[misc]  # not the one that Prefect keeps
+    monkeypatch.setattr(EmbeddedServer, "_run_uvicorn_command", lambda _: started.append(1))
+    monkeypatch.setattr(EmbeddedServer, "_wait_until_healthy", lambda *_: time.sleep(0.2))
+    monkeypatch.setattr("nightbridge.flows.embedded_server.atexit.register", lambda _: None)
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda _: server.start(), range(3)))
+
+    assert (len(started), server.running) == (1, True)
 
 
 def test_one_that_cannot_start_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
