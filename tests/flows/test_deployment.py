@@ -1,11 +1,11 @@
 """The deployments, and a night by hand, on a real Prefect server."""
 
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -14,7 +14,7 @@ import pytest
 from prefect.automations import Automation
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolUpdate
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import State, StateType, WorkPool, WorkQueue
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
@@ -32,14 +32,54 @@ NIGHTLY = "nightly-regression/nightly"
 FORMER_AUTOMATION = "nightbridge: crash flow runs without a heartbeat"
 
 
+Described = dict[str, tuple[object, ...]]
+
+
+@dataclass(frozen=True)
+class Deployments:
+    """What a server had after `make deploy`, after `prefect deploy --all`, and after `make deploy` once more.
+
+    An older release and a person had been at it before the last one.
+    """
+
+    first: Described
+    by_prefect: Described
+    again: Described
+    said_again: list[str]
+    queue_again: WorkQueue
+    pool_again: WorkPool
+
+
 @pytest.fixture(scope="module")
-def deployed(prefect_server: PrefectServer) -> PrefectServer:
-    """What `make deploy` leaves on a server that an older release was deployed to."""
-    with temporary_settings({PREFECT_API_URL: prefect_server.api_url}):
+def deployments(prefect_server: PrefectServer) -> Deployments:
+    with temporary_settings({PREFECT_API_URL: prefect_server.api_url}), get_client(sync_client=True) as client:
         former_automation().create()
-    nightbridge(prefect_server, "deploy")
-    prefect_server.prefect("--no-prompt", "deploy", "--name", "nightly", "--concurrency-limit", "1", cwd=ROOT)
-    nightbridge(prefect_server, "deploy")
+        nightbridge(prefect_server, "deploy")
+        first = described(client)
+        prefect_server.prefect("--no-prompt", "deploy", "--all", cwd=ROOT)
+        by_prefect = described(client)
+        nightly = client.read_deployment_by_name(NIGHTLY)
+        prefect_server.ask("PATCH", f"deployments/{nightly.id}", {"concurrency_limit": 1})
+        assert client.read_deployment(nightly.id).global_concurrency_limit
+        queue = client.read_work_queue_by_name("nights", work_pool_name="nightbridge")
+        client.update_work_queue(queue.id, concurrency_limit=2)
+        client.update_work_pool("nightbridge", WorkPoolUpdate(description="ours", concurrency_limit=7))
+        found = Deployments(
+            first=first,
+            by_prefect=by_prefect,
+            said_again=nightbridge(prefect_server, "deploy"),
+            again=described(client),
+            queue_again=client.read_work_queue_by_name("nights", work_pool_name="nightbridge"),
+            pool_again=client.read_work_pool("nightbridge"),
+        )
+        client.update_work_queue(queue.id, concurrency_limit=1)
+        client.update_work_pool("nightbridge", WorkPoolUpdate(concurrency_limit=None))
+    return found
+
+
+@pytest.fixture(scope="module")
+def deployed(prefect_server: PrefectServer, deployments: Deployments) -> PrefectServer:
+    """What `make deploy` leaves on a server that an older release was deployed to."""
     return prefect_server
 
 
@@ -83,7 +123,7 @@ SHIPPED = {
 }
 
 
-def described(client: SyncPrefectClient) -> dict[str, tuple[object, ...]]:
+def described(client: SyncPrefectClient) -> Described:
     """Every deployment of ours by its name, without what the form offers and where results are kept.
 
     The server may have those of other tests.
@@ -203,6 +243,23 @@ def test_a_deployment_of_another_scenario_is_not_replaced(tmp_path: Path, monkey
 
 
 @pytest.mark.usefixtures("without_ours")
+def test_a_schedule_that_somebody_switched_off_stays_off(
+    deployed: PrefectServer, client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    request = Request(files=(scenario_file(tmp_path / "rested.toml", "rested").relative_to(tmp_path),))
+    name = "nightly-regression/nightly-rested-local"
+    list(deploy(request))
+    first = client.read_deployment_by_name(name)
+    deployed.ask("PATCH", f"deployments/{first.id}/schedules/{first.schedules[0].id}", {"active": False})
+
+    said = list(deploy(request))
+
+    assert f"deployment {name}, its schedule stays switched off" in said
+    assert [each.active for each in client.read_deployment_by_name(name).schedules] == [False]
+    assert all(each.active for each in client.read_deployment_by_name("watchdog/watchdog-local").schedules)
+
+
+@pytest.mark.usefixtures("without_ours")
 def test_a_secret_of_notify_that_is_not_there_is_said_before_anything_is_made(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:
@@ -263,14 +320,9 @@ def test_the_deployments_of_another_site_are_not_replaced(tmp_path: Path) -> Non
     assert renamed == [f"deployment {name}, no longer for the cluster a"]
 
 
-def test_prefect_deploy_makes_the_same_deployments_of_the_same_file(
-    deployed: PrefectServer, client: SyncPrefectClient
-) -> None:
-    by_nightbridge = described(client)
-
-    deployed.prefect("--no-prompt", "deploy", "--all", cwd=ROOT)
-    by_prefect = described(client)
-    nightbridge(deployed, "deploy")
+@pytest.mark.parametrize("by", ["first", "again"])
+def test_prefect_deploy_makes_the_same_deployments_of_the_same_file(deployments: Deployments, by: str) -> None:
+    by_prefect, by_nightbridge = deployments.by_prefect, vars(deployments)[by]
 
     assert {name: each[:-2] for name, each in by_prefect.items()} == {
         n: each[:-2] for n, each in by_nightbridge.items()
@@ -286,9 +338,8 @@ def flow_run_in(printed: str) -> str:
 def test_a_cron_deployment_really_gets_scheduled_runs(deployed: PrefectServer) -> None:
     # With SQLAlchemy 2.1 Prefect's server looks healthy and schedules nothing at all.
     deadline = time.monotonic() + 600
-    runs: list[object] = []
-    while not runs and time.monotonic() < deadline:
-        runs = json.loads(deployed.prefect("flow-run", "ls", "--state-type", "SCHEDULED", "-o", "json"))
+    by_the_clock = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}, "tags": {"all_": ["auto-scheduled"]}}}
+    while not (runs := deployed.ask("POST", "flow_runs/filter", by_the_clock)) and time.monotonic() < deadline:
         time.sleep(1)
 
     assert runs, "no scheduled run within ten minutes"
@@ -311,19 +362,12 @@ def test_the_reaper_waits_for_no_night_and_does_not_pile_up(client: SyncPrefectC
     assert reaper.concurrency_options.collision_strategy == "CANCEL_NEW"
 
 
-def test_deploying_again_keeps_what_a_person_changed_of_the_queue_and_the_pool(
-    deployed: PrefectServer, client: SyncPrefectClient
-) -> None:
-    queue = client.read_work_queue_by_name("nights", work_pool_name="nightbridge")
-    client.update_work_queue(queue.id, concurrency_limit=2)
-    client.update_work_pool("nightbridge", WorkPoolUpdate(description="ours", concurrency_limit=7))
+def test_deploying_again_keeps_what_a_person_changed_of_the_queue_and_the_pool(deployments: Deployments) -> None:
+    pool = deployments.pool_again
 
-    assert "work queue nights of nightbridge: 2 flow run(s) at a time" in nightbridge(deployed, "deploy")
-    assert client.read_work_queue_by_name("nights", work_pool_name="nightbridge").concurrency_limit == 2
-    pool = client.read_work_pool("nightbridge")
+    assert "work queue nights of nightbridge: 2 flow run(s) at a time" in deployments.said_again
+    assert deployments.queue_again.concurrency_limit == 2
     assert (pool.type, pool.description, pool.concurrency_limit) == ("process", "ours", 7)
-    client.update_work_queue(queue.id, concurrency_limit=1)
-    client.update_work_pool("nightbridge", WorkPoolUpdate(concurrency_limit=None))
 
 
 def test_the_automation_that_crashed_the_living_is_removed(client: SyncPrefectClient) -> None:
@@ -439,19 +483,21 @@ def keep_start(workspace: Path, night: str, flow_run: str) -> None:
     record_start(open_store(StoreSettings(url=f"file://{workspace}/store")), start)
 
 
-def test_a_night_that_ends_badly_is_told_in_its_log_without_a_traceback(deployed: PrefectServer) -> None:
-    started = deployed.prefect("deployment", "run", NIGHTLY, "-p", "cluster=nowhere.toml")
-    flow_run = started.split("UUID: ")[1].split()[0]
+def test_a_night_that_ends_badly_is_told_in_its_log_without_a_traceback(
+    deployed: PrefectServer, client: SyncPrefectClient
+) -> None:
+    nightly = client.read_deployment_by_name(NIGHTLY)
+    flow_run = str(client.create_flow_run_from_deployment(nightly.id, parameters={"cluster": "nowhere.toml"}).id)
 
     executed = subprocess.run(
-        [Path(sys.executable).with_name("prefect"), "flow-run", "execute", flow_run],
+        [sys.executable, "-m", "prefect.engine", flow_run],
         env=deployed.environment,
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    log = deployed.prefect("flow-run", "logs", flow_run)
+    log = deployed.log_of(flow_run)
 
     assert "nowhere.toml: no such file. Check the path" in log
     assert "Traceback" not in log + executed.stdout + executed.stderr
