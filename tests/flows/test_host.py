@@ -10,13 +10,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from examples.practice.repositories import PracticeRepositories
 from tests.flows.practice_night import NIGHTBRIDGE, Entry, write_scenario, write_site
-from tests.real.prefect_server import make_home
+from tests.real.prefect_server import PrefectServer, make_home
 
 pytestmark = pytest.mark.launcher
 
@@ -32,12 +33,15 @@ FILES = 64
 
 
 def start(
-    arguments: list[str | Path], folder: Path, environment: Mapping[str, str], before: Callable[[], None] | None = None
+    arguments: list[str | Path],
+    folder: Path,
+    environment: Mapping[str, str],
+    before: Callable[[], object] | None = None,
 ) -> "subprocess.Popen[str]":
-    make_home(folder / "prefect")
+    folder.mkdir()
     return subprocess.Popen(
         [NIGHTBRIDGE, *arguments],
-        env={**os.environ, "PREFECT_HOME": str(folder / "prefect"), **environment},
+        env={**os.environ, **environment},
         stdout=(folder / "stdout").open("w"),
         stderr=(folder / "stderr").open("w"),
         text=True,
@@ -46,7 +50,11 @@ def start(
 
 
 def test_a_poor_host_a_stop_and_a_second_process_on_the_same_night_change_nothing(
-    repositories: PracticeRepositories, environments_dir: Path, launcher_python: Path, tmp_path: Path
+    repositories: PracticeRepositories,
+    environments_dir: Path,
+    launcher_python: Path,
+    prefect_server: PrefectServer,
+    tmp_path: Path,
 ) -> None:
     scenario = write_scenario(
         tmp_path / "conf", repositories, "twice", Entry(id="größe", cmd_args={"max_steps": 20, "save_interval": 10})
@@ -54,8 +62,10 @@ def test_a_poor_host_a_stop_and_a_second_process_on_the_same_night_change_nothin
     site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
     arguments: list[str | Path] = ["run", scenario, "--system", site, "--night", "2026-11-21", "--json"]
 
-    poor = start(arguments, tmp_path / "poor", POOR, lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES)))
-    other = start(arguments, tmp_path / "other", {})
+    make_home(tmp_path / "prefect")
+    few_files = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (FILES, FILES))
+    poor = start(arguments, tmp_path / "poor", POOR | {"PREFECT_HOME": str(tmp_path / "prefect")}, few_files)
+    other = start(arguments, tmp_path / "other", prefect_server.environment)
     deadline = time.monotonic() + 300
     while not [*tmp_path.glob("workspace/runs/*/a1/claim")]:
         assert time.monotonic() < deadline, "no job has begun"
