@@ -1,7 +1,6 @@
 """`nightbridge run` ends when it is told to, in seconds, at any moment; a server and programs of its own end with it."""
 
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -21,6 +20,7 @@ from nightbridge.slurm.local import LocalCluster
 from nightbridge.slurm.states import TERMINAL
 from tests.flows.moments import any_of, pick
 from tests.flows.practice_night import NIGHTBRIDGE, Entry, set_remote, write_scenario, write_site
+from tests.real.prefect_server import make_home
 
 pytestmark = pytest.mark.launcher
 
@@ -68,7 +68,7 @@ class Run:
         while not true():
             assert self.process.poll() in (None, self.ended), self.process.communicate()
             assert time.monotonic() < deadline, f"it did not happen in time: {self.processes()}"
-            time.sleep(0.05)
+            time.sleep(0.1)  # a look at every process of the machine is no small thing
 
     def _is_ours(self, folder: Path) -> bool:
         try:
@@ -81,25 +81,13 @@ class Run:
             return False
 
 
-@pytest.fixture(scope="module")
-def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with a database whose migrations have been run, which takes longer than anything else here."""
-    home = tmp_path_factory.mktemp("prefect")
-    script = "from nightbridge.flows.server import reach_server; reach_server()"
-    environment = {**os.environ, "PREFECT_HOME": str(home)}
-    subprocess.run([NIGHTBRIDGE.with_name("python"), "-c", script], env=environment, check=True)
-    return home
-
-
 @pytest.fixture
-def start(
-    tmp_path: Path, repositories: PracticeRepositories, environments_dir: Path, prefect_home: Path
-) -> Iterator[Callable[[], Run]]:
+def start(tmp_path: Path, repositories: PracticeRepositories, environments_dir: Path) -> Iterator[Callable[[], Run]]:
     # The first job has to run still when the second begins, however busy the machine is.
     commit_behaviour(repositories, "Take seconds for each step", slow_wall=5.0)
     scenario = write_scenario(tmp_path / "conf", repositories, "two", Entry(id="a"), Entry(id="b"))
     site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
-    shutil.copytree(prefect_home, tmp_path / "prefect")
+    make_home(tmp_path / "prefect")
     mark = uuid.uuid4().hex
     runs: list[Run] = []
 
