@@ -1,6 +1,5 @@
 """Submitting an attempt through the upstream launcher, with our `sbatch` first on its PATH. See `sbatch_shim`."""
 
-import contextlib
 import os
 import re
 from collections import deque
@@ -102,7 +101,7 @@ def submit_attempt(
         raise error
     log = str(context.attempt_dir / _LAUNCHER_LOG)
     if code is None:
-        raise TransientError(f"the launcher did not end within {timeout:.0f} s", subject=log, advice="It was killed")
+        raise TransientError(f"the launcher: {last_words}", subject=log, advice="Will retry")
     raise PermanentError(
         f"the launcher ended with {code} and submitted nothing: {last_words}", subject=log, advice="Read the log"
     )
@@ -114,8 +113,8 @@ def _run_launcher(
     """Run the launcher, its output masked line by line on the way to its log.
 
     Returns:
-        Its exit code, None when it ran into the time limit and was killed; and the last line with text,
-        an error's rather than what follows it.
+        Its exit code, and the last line with text, an error's rather than what follows it; None and why, when it ran
+        into the time limit and was killed, or could not be started now.
     """
     log = plan.attempt_dir / _LAUNCHER_LOG
     recent: deque[str] = deque(maxlen=_REMEMBERED_LINES)
@@ -131,11 +130,10 @@ def _run_launcher(
 
     keep(f"--- {utc_now().isoformat(timespec='seconds')} {' '.join(plan.argv)}")
     recent.clear()
-    code = None
     # An upstream launcher, rather than a batch script of ours or another program.
     is_python = plan.batch_script is None and len(plan.argv) > 1 and plan.argv[1].endswith(".py")
     forked = WARM_LAUNCHERS.start(plan.argv, *environment, cwd=plan.cwd) if is_python else None
-    with contextlib.suppress(TransientError):  # the time limit
+    try:
         code = run(
             plan.argv,
             environment=environment.shared | environment.own,
@@ -145,6 +143,8 @@ def _run_launcher(
             merged=True,
             started=forked,
         ).code
+    except TransientError as error:
+        return None, error.happened
     lines = [line.strip() for line in recent if any(letter.isalnum() for letter in line)]
     errors = [line for line in lines if "Error" in line or "error:" in line]
     return code, (errors or lines or ["it printed nothing"])[-1][:500]

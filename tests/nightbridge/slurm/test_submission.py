@@ -15,7 +15,7 @@ import pytest
 from nightbridge.errors import LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.files import write_model
 from nightbridge.models import ClusterSettings, LaunchPlan, utc_now
-from nightbridge.slurm import sbatch_shim
+from nightbridge.slurm import sbatch_shim, submission
 from nightbridge.slurm.attempt_files import (
     AttemptContext,
     declare_intent,
@@ -244,6 +244,21 @@ def test_a_launcher_that_hangs_is_killed_with_all_its_children(
         submit_attempt(plan(launcher=f"sleep 60 & echo $! > {pid_file}; wait"), attempt, cluster, {}, timeout=1.0)
 
     wait_until(lambda: not Path(f"/proc/{pid_file.read_text().strip()}").exists())
+
+
+def test_a_launcher_that_cannot_be_started_now_is_not_said_to_have_hung(
+    plan: Callable[..., LaunchPlan],
+    attempt: AttemptContext,
+    cluster: CommandLineCluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_process(*arguments: object, **named: object) -> None:
+        raise TransientError("cannot be started now: Resource temporarily unavailable", subject="bash")
+
+    monkeypatch.setattr(submission, "run", no_process)
+
+    with pytest.raises(TransientError, match=r"bash: cannot be started now: Resource temporarily unavailable"):
+        submit_attempt(plan(), attempt, cluster, {})
 
 
 def test_a_job_counts_although_the_launcher_fails_after_it(
