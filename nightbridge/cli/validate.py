@@ -89,8 +89,16 @@ def validate(
 
 
 def _files_of(named: Path) -> Iterator[Path]:
-    """The file itself, or every TOML file below a folder."""
+    """The file itself, or every TOML file below a folder, but for site files, which are no tests."""
+    from nightbridge.config.documents import printable_path
+    from nightbridge.config.scenarios import is_site_file
+
     found = sorted(named.rglob("*.toml")) if named.is_dir() else [named]
+    sites = [path for path in found if named.is_dir() and is_site_file(path)]
+    note_all(
+        f"{printable_path(site)}: a system or site file, left out; `nightbridge doctor` checks it" for site in sites
+    )
+    found = [path for path in found if path not in sites]
     if not found:
         raise InvalidInput("a folder without a .toml file", subject=str(named), advice="Name files, or another folder")
     yield from found

@@ -56,7 +56,7 @@ def scenario_of(document: Document, *, tests_dirs: Sequence[Path] = ()) -> Scena
         return _scenario(document, tests_dirs)
     if "cmd_args" in document.table or "test_template_name" in document.table:
         return _single_test(document)
-    if _SYSTEM_KEYS & document.table.keys():
+    if _is_site(document):
         raise InvalidInput(
             "this is a system or site file, not a test", subject=str(document.path), advice="Pass it with --system"
         )
@@ -65,6 +65,19 @@ def scenario_of(document: Document, *, tests_dirs: Sequence[Path] = ()) -> Scena
         subject=str(document.path),
         advice="See conf/examples for both",
     )
+
+
+def is_site_file(path: Path) -> bool:
+    """Whether a file is a system or site file; what cannot be read is none, and reading it as a test tells why."""
+    try:
+        return _is_site(read_document(path))
+    except InvalidInput:
+        return False
+
+
+def _is_site(document: Document) -> bool:
+    keys = document.table.keys()
+    return bool(_SYSTEM_KEYS & keys) and not {"Tests", "cmd_args", "test_template_name"} & keys
 
 
 def only_tests(scenario: Scenario, wanted: Collection[str]) -> Scenario:

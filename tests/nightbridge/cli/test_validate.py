@@ -65,16 +65,18 @@ def test_a_folder_stands_for_the_tests_in_it(
     folder = tmp_path / "tests"
     (folder / "inner").mkdir(parents=True)
     (folder / "good.toml").write_text(Path(TEST).read_text())
+    (folder / "site.toml").write_text('workspace = "/lustre/nights"\n')
     (folder / "inner" / "bad.toml").write_text(
         Path(broken("")).read_text().replace('"MegatronBridge"', '"MegatronBrige"')
     )
 
-    code, out, _ = nightbridge("validate", "tests")
+    code, out, notes = nightbridge("validate", "tests")
     (tmp_path / "none").mkdir()
     empty, _, nothing = nightbridge("validate", "none")
 
     assert (code, empty) == (2, 2)
     assert "tests/good.toml: llama3_8b_h100: ok" in out
+    assert ("site.toml" in out, "tests/site.toml: a system or site file, left out" in notes) == (False, True)
     assert "tests/inner/bad.toml" in out
     assert "did you mean 'MegatronBridge'?" in out
     assert "none: a folder without a .toml file" in nothing
