@@ -49,10 +49,16 @@ def read_launch(path: Path, given: Mapping[str, str]) -> Launch:
     `given` are variables of the environment, which the script's defaults give way to.
 
     Raises:
-        InvalidInput: The script has no such command, or a value in it cannot be determined without executing it.
+        InvalidInput: The script cannot be read, has no such command, or a value in it cannot be determined without
+            executing it.
     """
     script = _Script(path, dict(given))
-    for number, line in _lines(path.read_text(encoding="utf-8")):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or "it is not UTF-8"
+        raise InvalidInput(f"cannot be read: {reason}", subject=str(path), advice="Name a readable script") from error
+    for number, line in _lines(text):
         if _TORCHRUN.search(line) and not _ASSIGNMENT.match(line) and not line.lstrip().startswith("echo"):
             return _launch(script.words(line, number), script)
         script.take(line, number)

@@ -68,6 +68,16 @@ def test_what_cannot_be_told_is_an_error_with_its_line(tmp_path: Path, text: str
     assert says in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"), [("nowhere.sh", "No such file"), (".", "Is a directory"), ("latin.sh", "it is not UTF-8")]
+)
+def test_a_script_that_cannot_be_read_is_invalid_input(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "latin.sh").write_bytes("# für\n".encode("latin-1"))
+
+    with pytest.raises(InvalidInput, match=f"cannot be read: {reason}"):
+        read_launch(tmp_path / name, {})
+
+
 def test_nothing_of_a_script_is_executed(tmp_path: Path) -> None:
     read(tmp_path, f"X=$(touch {tmp_path}/ran)\n`touch {tmp_path}/ran`\ntorchrun p.py --n 1")
 
