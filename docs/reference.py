@@ -79,12 +79,14 @@ def configuration() -> Iterator[str]:
     )
     yield "## Site files\n"
     yield from _model_table(models.Site)
-    for name in ("cluster", "store", "image_import", "harvest"):
+    for name in ("cluster", "store", "image_import", "harvest", "notify", "budget"):
         yield from _sub_table(models.Site, name)
     yield "### [store.retention]\n"
     yield from _model_table(models.RetentionPolicy)
     yield '### [contract."PATTERN"]\n'
     yield "Limits by metric, as in `[gate.limits]`, for every test whose id matches the pattern.\n"
+    yield '### [successors."URL"]\n'
+    yield from _model_table(models.Successor)
     yield "### Secrets\n"
     yield "A secret is written as `env:NAME`, `block:NAME` or `toml:FILE#key`: the place where its value is found.\n"
     yield "## CloudAI system files\n"

@@ -305,6 +305,14 @@ def test_the_reference_is_made_from_the_code(page: str, content: list[str], refe
     assert [text for text in content if text not in reference[page]] == []
 
 
+def test_every_table_that_the_reference_of_keys_refers_to_is_there(reference: dict[str, str]) -> None:
+    page = reference["configuration"]
+    named = set(re.findall(r"See `(\w+)` below", page)) | {"successors"}
+    assert {
+        name for name in named if not re.search(rf"^#+ \[(\w+\.)?{name}\b|`\[cmd_args\.{name}\]`", page, re.M)
+    } == set()
+
+
 @pytest.fixture(scope="module")
 def reference() -> dict[str, str]:
     """The generated pages, as Markdown."""
