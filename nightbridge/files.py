@@ -216,7 +216,7 @@ def unless_away(error: OSError, path: Path | None = None) -> None:
     """
     if error.errno in _NOT_ITS_FAULT:
         subject = str(error.filename or path or "")
-        raise TransientError(f"cannot be read now: {error.strerror}", subject=subject, advice="Will retry") from error
+        raise TransientError(f"cannot be read now: {error.strerror}", subject=subject, advice="Try again") from error
 
 
 @contextlib.contextmanager
