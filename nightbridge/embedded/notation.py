@@ -131,7 +131,8 @@ def exported(environment: Mapping[str, str], export: str) -> dict[str, str]:
 
 # --- nodes, tasks and file names --------------------------------------------------------------------------------------
 
-_GROUP = re.compile(r"([^,\[\]]+)(?:\[([^\]]*)\]([^,\[\]]*))?")
+_NAME = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
+_PIECE = re.compile(r"\[[^\]]*\]|[^\[\]]+")
 _PATTERN = re.compile(r"%(\d*)([%A-Za-z])")
 
 
@@ -147,14 +148,21 @@ def node_expression(nodes: Sequence[str]) -> str:
 
 
 def hostnames(expression: str) -> list[str]:
-    """The names in one of Slurm's node expressions: `node[1-2,05-06],login` has five."""
-    names: list[str] = []
-    for prefix, ranges, suffix in _GROUP.findall(expression):
-        for part in ranges.split(","):
-            first, _, last = part.partition("-")
-            numbers = range(int(first), int(last) + 1) if first.isdigit() and last.isdigit() else ()
-            names += [f"{prefix}{number:0{len(first)}}{suffix}" for number in numbers] or [prefix + part + suffix]
-    return [name for name in names if name]
+    """The names in one of Slurm's node expressions: `node[1-2,05-06],login` has five, `rack[1-2]n[1-2]` four."""
+    words = [_PIECE.findall(word) for word in _NAME.findall(expression)]
+    return ["".join(name) for pieces in words for name in itertools.product(*map(_choices, pieces))]
+
+
+def _choices(piece: str) -> list[str]:
+    """What may stand at the place of a piece of a name: itself, or each of the numbers in its brackets."""
+    if not piece.startswith("["):
+        return [piece]
+    found: list[str] = []
+    for part in piece.strip("[]").split(","):
+        first, _, last = part.partition("-")
+        numbers = range(int(first), int(last) + 1) if first.isdigit() and last.isdigit() else ()
+        found += [f"{number:0{len(first)}}" for number in numbers] or [part]
+    return found
 
 
 def spread_evenly(tasks: int, nodes: int) -> list[int]:

@@ -283,7 +283,7 @@ def merged_options(options: Sequence[str]) -> tuple[str, ...]:
     Nothing is excluded beside a list of nodes to run on: a node in both would be an error.
     """
     kept = [option for option in dict.fromkeys(options) if not option.startswith("--exclude=")]
-    excluded = [option.removeprefix("--exclude=") for option in options if option.startswith("--exclude=")]
+    excluded = [_listed(option.removeprefix("--exclude=")) for option in options if option.startswith("--exclude=")]
     if excluded and not any(option.startswith(("--nodelist=", "-w")) for option in kept):
         kept.append(f"--exclude={','.join(dict.fromkeys(excluded))}")
     return tuple(kept)
@@ -308,11 +308,22 @@ def fitting_options(options: Sequence[str], script: str) -> list[str]:
             subject=f"--{name}={given[name]}".removesuffix("="),
             advice=advice[:1].upper() + advice[1:],
         )
-    failed = [option.removeprefix("--exclude=") for option in others if option not in kept]
-    required = hostnames(given.get("nodelist", ""))
-    excluded = dict.fromkeys(hostnames(",".join([*failed, given.get("exclude", "")])))
+    failed = [_listed(option.removeprefix("--exclude=")) for option in others if option not in kept]
+    required = hostnames(_listed(given.get("nodelist", "")))
+    excluded = dict.fromkeys(hostnames(",".join([*failed, _listed(given.get("exclude", ""))])))
     fitting = [node for node in excluded if node not in required]
     return [*kept, f"--exclude={','.join(fitting)}"] if failed and fitting else kept
+
+
+def _listed(nodes: str) -> str:
+    """A list of nodes for sbatch, which takes one with a slash for a file of them; a list that is joined has no file."""
+    if not nodes.startswith("/"):
+        return nodes
+    try:
+        lines = Path(nodes).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return nodes  # sbatch refuses it in its own words
+    return ",".join(filter(None, (line.partition("#")[0].strip() for line in lines)))
 
 
 def _is_own_switch(option: str) -> bool:

@@ -72,10 +72,23 @@ SCRIPT = "#!/bin/bash\n#SBATCH --nodelist=node[7-8]\n#SBATCH --exclude=node3\ntr
         # An option would replace the script's own list.
         (["--exclude=node9"], "#!/bin/bash\n#SBATCH -x node[1-2]\n", ["--exclude=node9,node1,node2"]),
         (["--time=5"], SCRIPT, ["--time=5"]),
+        (["--exclude=r[1-2]n[1-2]"], "#!/bin/bash\n", ["--exclude=r1n1,r1n2,r2n1,r2n2"]),
     ],
 )
 def test_excluded_nodes_fit_what_the_script_says_of_nodes(options: list[str], script: str, fitting: list[str]) -> None:
     assert fitting_options(options, script) == fitting
+
+
+def test_a_file_of_excluded_nodes_is_read_and_the_failed_ones_are_added(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.write_text("# bad memory\nnode[1-2]  # since Monday\n\nnode5\n")
+
+    merged = merged_options(["--time=5", f"--exclude={nodes}", "--exclude=node9"])
+
+    assert merged == ("--time=5", "--exclude=node[1-2],node5,node9")
+    assert fitting_options(merged, "#!/bin/bash\n") == ["--time=5", "--exclude=node1,node2,node5,node9"]
+    assert fitting_options(["--exclude=node9"], f"#!/bin/bash\n#SBATCH -w {nodes}\n") == ["--exclude=node9"]
+    assert merged_options(["--exclude=/no/such/file"]) == ("--exclude=/no/such/file",)
 
 
 @pytest.mark.parametrize(
