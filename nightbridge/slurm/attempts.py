@@ -316,7 +316,7 @@ def fitting_options(options: Sequence[str], script: str) -> list[str]:
 
 
 def _listed(nodes: str) -> str:
-    """A list of nodes for sbatch, which takes one with a slash for a file of them; a list that is joined has no file."""
+    """A list of nodes, read where it is named by its file, which sbatch knows by the slash: a joined list has no file."""
     if not nodes.startswith("/"):
         return nodes
     try:
