@@ -316,7 +316,7 @@ def fitting_options(options: Sequence[str], script: str) -> list[str]:
 
 
 def _listed(nodes: str) -> str:
-    """A list of nodes, read where it is named by its file, which sbatch knows by the slash: a joined list has no file."""
+    """A list of nodes for sbatch, which may be a file of them: read here, for it cannot be joined with other nodes."""
     if not nodes.startswith("/"):
         return nodes
     try:
