@@ -9,13 +9,15 @@ from pydantic import Field
 
 from nightbridge.bisect.search import BisectPolicy, Failure, Levels
 from nightbridge.errors import InvalidInput
-from nightbridge.gate.decisions import Decision, is_left_out
-from nightbridge.gate.trend import as_decided, failure_signature, trends
+from nightbridge.gate.decisions import Decision, as_decided, is_left_out
+from nightbridge.gate.trend import failure_signature, newest_facts, trends
 from nightbridge.history.nightly_values import BROKEN, Night, nights_of
 from nightbridge.history.rows import (
     COMPLETE_OUTCOMES,
     HistoryRow,
     comparable_digest,
+    facts_of,
+    good_for,
     hardly_moved,
     measured,
     other_losses,
@@ -133,7 +135,7 @@ def find_shift(rows: Sequence[HistoryRow], metric: str | None = None, decisions:
         metric_named(metric)
     nights = {night.own.night: night.own for night in nights_of(rows)}
     searched = [trend for trend in trends(rows, decisions) if metric in (None, trend.metric)]
-    worse_now = _regressed_in(rows)
+    worse_now = _regressed_in(rows, metric, decisions)
     changes = [each.ongoing for each in searched if each.ongoing and (not worse_now or each.metric in worse_now)]
     if not changes and worse_now.isdisjoint(each.metric for each in searched):
         # What became worse last may have been repaired since.
@@ -213,16 +215,29 @@ def _failure(row: HistoryRow, verdict_of: VerdictOf) -> str | None:
     return failure_of(verdict) if verdict else None
 
 
-def _regressed_in(rows: Sequence[HistoryRow]) -> frozenset[str]:
-    """The metrics that the latest night regressed in; any may be where its verdict names none."""
-    latest = [night.own for night in nights_of(rows)[-1:]]
-    is_now = any(row.verdict is VerdictStatus.REGRESSED for row in latest)
-    return frozenset(latest[0].worse or METRIC_BY_NAME) if is_now else frozenset()
+def _regressed_in(rows: Sequence[HistoryRow], metric: str | None, decisions: Sequence[Decision]) -> frozenset[str]:
+    """The metrics that the latest night regressed in, where none is named the newest; any where its verdict names none.
+
+    What it is worse in since that night has another cause than what was worse before.
+    """
+    nights = [as_decided(night.own, decisions) for night in nights_of(rows)]
+    if not nights or nights[-1].verdict is not VerdictStatus.REGRESSED:
+        return frozenset()
+    worse = nights[-1].worse
+    facts = facts_of(worse or METRIC_BY_NAME) if metric else newest_facts(worse or METRIC_BY_NAME, nights[:-1])
+    return frozenset(name for name in worse or METRIC_BY_NAME if facts_of([name]) <= facts)
 
 
 def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None, decisions: Sequence[Decision]) -> Shift:
-    """Between the last good, or accepted, night and the first regressed one after it."""
+    """Between the last good, or accepted, night and the first regressed one after it.
+
+    A night that regressed in something else than what is searched is as good as any.
+    """
     nights = [as_decided(night.own, decisions) for night in nights_of(rows)]
+    wanted = {metric} if metric else _regressed_in(rows, metric, decisions)
+    searched = [good_for(night, facts_of(wanted)) for night in nights] if wanted else nights
+    # A user may name what has not regressed.
+    nights = searched if any(night.verdict is VerdictStatus.REGRESSED for night in searched) else nights
     regressed = [index for index, night in enumerate(nights) if night.verdict is VerdictStatus.REGRESSED]
     good = [index for index in range(max(regressed, default=0)) if nights[index].verdict in GOOD_VERDICTS]
     if not good:
@@ -230,7 +245,9 @@ def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None, decisions: 
             "nothing became worse", subject=rows[0].test_id if rows else "history", advice="See `nightbridge history`"
         )
     bad = min(index for index in regressed if index > good[-1])
-    return moved_shift(rows, nights, good[-1], nights[bad], metric, decisions)
+    worse = {name: change for name, change in nights[bad].worse.items() if name in wanted or not wanted}
+    begun = nights[bad].model_copy(update={"worse": worse})
+    return moved_shift(rows, nights, good[-1], begun, metric, decisions)
 
 
 def moved_shift(

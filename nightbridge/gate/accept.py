@@ -11,6 +11,7 @@ from nightbridge.gate.decisions import (
     DecisionKind,
     StoredDecision,
     Withdrawal,
+    as_decided,
     as_of,
     in_force,
     list_decisions,
@@ -21,7 +22,7 @@ from nightbridge.gate.decisions import (
 from nightbridge.gate.evidence import Contract
 from nightbridge.gate.judging import Rejudged, judge_again
 from nightbridge.gate.suspects import CommitsBetween
-from nightbridge.gate.trend import Change, Trend, as_decided, trends
+from nightbridge.gate.trend import Change, Trend, trends
 from nightbridge.harvest.manifest import last_attempt, load_record
 from nightbridge.history.history_store import compact, folder_of
 from nightbridge.history.nightly_values import up_to

@@ -23,6 +23,7 @@ from urllib.parse import quote
 from pydantic import AwareDatetime, Field
 
 from nightbridge.errors import InvalidInput
+from nightbridge.history.rows import HistoryRow
 from nightbridge.models import MetricName, Model, StoredModel, VerdictStatus
 from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.store.protocol import ObjectStore, read_stored
@@ -218,6 +219,15 @@ def is_good_by_decision(
     return verdict in (VerdictStatus.REGRESSED, VerdictStatus.SUSPICIOUS) and all(
         is_accepted(decisions, metric, night) for metric in list(worse) or METRIC_BY_NAME
     )
+
+
+def as_decided(row: HistoryRow, decisions: Sequence[Decision]) -> HistoryRow:
+    """A run as it counts since users decided about it: good where all that was bad in it is accepted."""
+    if not row.worse and not is_good_by_decision(decisions, row.night, row.verdict, row.worse):
+        return row
+    worse = {name: change for name, change in row.worse.items() if not is_accepted(decisions, name, row.night)}
+    good = is_good_by_decision(decisions, row.night, row.verdict, row.worse)
+    return row.model_copy(update={"worse": worse, "verdict": VerdictStatus.PASSED if good else row.verdict})
 
 
 def passed_by_ended(decisions: Sequence[Decision], metric: str, night: str) -> bool:

@@ -11,18 +11,18 @@ and says nothing, so those are made the same first.
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nightbridge.errors import DamagedData, NightbridgeError
-from nightbridge.gate.decisions import Decision
-from nightbridge.gate.trend import Change, Trend, as_decided, trends
+from nightbridge.gate.decisions import Decision, as_decided
+from nightbridge.gate.trend import Change, Trend, newest_facts, trends
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import changed_topology, good_runs_before, nights_of
 from nightbridge.history.reading import DUMPED
-from nightbridge.history.rows import HistoryRow, Pin
+from nightbridge.history.rows import HistoryRow, Pin, facts_of, good_for
 from nightbridge.launch.config_container import ConfigContainer, container_differences
 from nightbridge.models import RangeCommit, RepositoryChange, RunRecord, Suspects, ValueChange, Verdict, VerdictStatus
 from nightbridge.models.series import NOT_IN_ARGUMENTS, NOT_IN_ENVIRONMENT, NOT_IN_OVERRIDES
@@ -90,7 +90,13 @@ def suspect_nights(
     ]
     if not nights or nights[-1].night != verdict.night:
         return None
-    change = _change(verdict, rows, decisions)
+    regressed = {item.metric for item in verdict.comparisons if item.status == "regressed"}
+    if verdict.status is VerdictStatus.REGRESSED and regressed:
+        # What is worse since tonight has another cause than what was worse before.
+        facts = newest_facts(regressed, nights[:-1])
+        regressed = {metric for metric in regressed if facts_of([metric]) <= facts}
+        nights = [good_for(night, facts) for night in nights]
+    change = _change(verdict, regressed, rows, decisions)
     if change is not None:
         by_night = {row.night: row for row in nights}
         return by_night[change.last_night_before], by_night[change.latest_night]
@@ -132,11 +138,12 @@ def _named(change: Change, commits_between: CommitsBetween) -> Change:
     return change.model_copy(update={"suspects": tuple(suspects)})
 
 
-def _change(verdict: Verdict, rows: Sequence[HistoryRow], decisions: Sequence[Decision]) -> Change | None:
+def _change(
+    verdict: Verdict, regressed: Set[str], rows: Sequence[HistoryRow], decisions: Sequence[Decision]
+) -> Change | None:
     """The change that the verdict is about: of those that began the present levels of what regressed, the surest."""
     if verdict.status is not VerdictStatus.REGRESSED:
         return None
-    regressed = {item.metric for item in verdict.comparisons if item.status == "regressed"}
     until = [row for row in rows if row.night <= verdict.night]
     own = next((row for row in until if row.run_key == verdict.run_key), until[-1])
     known = [row for row in until if not changed_topology(row, own)]

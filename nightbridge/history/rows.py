@@ -7,7 +7,7 @@ of their commits. What has names of its own (facts, sweep points) is JSON. See d
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from functools import cache
 from operator import attrgetter
@@ -30,7 +30,7 @@ from nightbridge.models import (
     VerdictStatus,
     night_order,
 )
-from nightbridge.models.metrics import Metric
+from nightbridge.models.metrics import METRIC_BY_NAME, Metric
 from nightbridge.numbers import SMALLEST_SHOWN_CHANGE
 from nightbridge.sbatch_options import SBATCH, split_options
 
@@ -232,6 +232,18 @@ def other_losses(digest: str, summary: Summary) -> bool | None:
 def loss_source(digest: str) -> str:
     """Where the losses of a digest were read, `mixed` where from both; empty without any."""
     return digest.partition(":")[0]
+
+
+def facts_of(metrics: Iterable[str]) -> set[str]:
+    """What some metrics are about; one that another version measured is a fact of its own."""
+    return {METRIC_BY_NAME[metric].fact if metric in METRIC_BY_NAME else metric for metric in metrics}
+
+
+def good_for(row: HistoryRow, facts: Set[str]) -> HistoryRow:
+    """A run as it counts for some facts: good where it regressed in others alone."""
+    if row.verdict is not VerdictStatus.REGRESSED or not row.worse or facts & facts_of(row.worse):
+        return row
+    return row.model_copy(update={"worse": {}, "verdict": VerdictStatus.PASSED})
 
 
 def hardly_moved(metric: str, change: float) -> bool:

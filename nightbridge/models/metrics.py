@@ -36,7 +36,8 @@ class Metric(NamedTuple):
     launcher always have it. `follows_cluster`: the cluster's speed moves it, so that canary and nodes may explain a
     change. `least_change`: the smallest relative change that is worth reporting, where that is more than the policy's;
     `finest`: the same where it is less, of a metric with next to no noise. `too_good`: from which relative improvement
-    on it is more likely that something is wrong. `statistics`: other fields of `Summary` that measure the same.
+    on it is more likely that something is wrong. `fact`: what it is about; what several metrics say of one fact has one
+    cause. `statistics`: other fields of `Summary` that measure the same.
 
     `tag` is Megatron-Bridge's name in TensorBoard, `other_tags` those of other programs, each with its factor.
     TensorBoard counts before the log. Without `reduce` the value has a rule of its own in `outputs.measurements`.
@@ -55,6 +56,7 @@ class Metric(NamedTuple):
     least_change: float = 0.0
     finest: float | None = None
     too_good: float = math.inf
+    fact: str = "speed"
     statistics: tuple[str, ...] = ()
     tag: str = ""
     other_tags: tuple[tuple[str, float], ...] = ()
@@ -115,6 +117,7 @@ _ROWS = (
         launcher_only=True,
         finest=0.005,
         too_good=0.2,
+        fact="memory",
         tag="memory/mem-max-allocated-gigabytes",
         other_tags=(("mem-max-allocated-bytes", 1e-9),),
         log=(
@@ -128,7 +131,14 @@ _ROWS = (
         reduce="max",
     ),
     Metric(
-        "final_loss", label="final loss", must_be_positive=False, always=True, finest=0.005, too_good=0.1, tag="lm loss"
+        "final_loss",
+        label="final loss",
+        must_be_positive=False,
+        always=True,
+        finest=0.005,
+        too_good=0.1,
+        fact="losses",
+        tag="lm loss",
     ),
     Metric(
         "tokens_per_gpu",
@@ -139,13 +149,14 @@ _ROWS = (
         follows_cluster=True,
         too_good=0.25,
     ),
-    Metric("startup_time", label="start-up time", unit="s", band=0.5, least_change=0.2),
+    Metric("startup_time", label="start-up time", unit="s", band=0.5, least_change=0.2, fact="start-up"),
     Metric(
         "checkpoint_time",
         label="checkpoint time",
         unit="s",
         band=0.5,
         least_change=0.2,
+        fact="checkpoints",
         log=(
             # Megatron-LM's timers, with `timing_log_option` minmax or max, milliseconds: the slowest rank's.
             LogPattern(
@@ -156,7 +167,15 @@ _ROWS = (
         ),
         reduce="median",
     ),
-    Metric("loss_curve", label="loss curve", field="loss_anchors", must_be_positive=False, finest=0.005, too_good=0.1),
+    Metric(
+        "loss_curve",
+        label="loss curve",
+        field="loss_anchors",
+        must_be_positive=False,
+        finest=0.005,
+        too_good=0.1,
+        fact="losses",
+    ),
     Metric(
         "grad_norm",
         label="largest grad norm",
@@ -164,6 +183,7 @@ _ROWS = (
         band=0.5,
         must_be_positive=False,
         least_change=0.1,
+        fact="losses",
         tag="grad-norm",
     ),
     # The median step sees neither some slow steps, nor what happens between steps, nor how a run begins and ends.

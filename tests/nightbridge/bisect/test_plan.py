@@ -178,6 +178,35 @@ def test_what_is_searched_is_what_regressed_and_not_what_moved_furthest(
     assert requested_shift([*good, bad], no_verdict, None).metric == worse
 
 
+def test_what_became_worse_after_something_else_is_searched_between_its_own_nights(
+    make_row: Row, summary_of: Callable[..., Summary]
+) -> None:
+    def night(number: int, memory: float, startup: float, **worse: float) -> HistoryRow:
+        summary = summary_of((1.0,) * 50).model_copy(update={"peak_memory": memory, "startup_time": startup})
+        status = VerdictStatus.REGRESSED if worse else VerdictStatus.PASSED
+        row = make_row(summary, night_id(number), verdict=status)
+        return row.model_copy(update={"worse": worse})
+
+    noise = (0.1, -0.1, 0.2)
+    good = [night(number, 60.0 + noise[number % 3], 100.0 + noise[number % 3]) for number in range(9)]
+    more = [night(number, 66.0, 100.0 + noise[number % 3], peak_memory=0.1) for number in (9, 10)]
+    both = [night(11, 66.0, 200.0, peak_memory=0.1, startup_time=1.0)]
+    later = [night(12, 66.0, 200.0, peak_memory=0.1, startup_time=1.0)]
+    repaired = [night(12, 60.0, 200.0, startup_time=1.0)]
+
+    def searched(rows: Sequence[HistoryRow], metric: str | None = None) -> tuple[str, str, str]:
+        shift = requested_shift(rows, no_verdict, metric)
+        return shift.metric, shift.good.night, shift.bad.night
+
+    began = night_id(10), night_id(11)
+    assert searched([*good, *more]) == ("peak_memory", night_id(8), night_id(9))
+    assert searched([*good, *more, *both]) == ("startup_time", *began)
+    assert searched([*good, *more, *both], "startup_time") == ("startup_time", *began)
+    assert searched([*good, *more, *both, *later], "startup_time") == ("startup_time", *began)
+    assert searched([*good, *more, *both, *later])[0] == "peak_memory"
+    assert searched([*good, *more, *both, *repaired]) == ("startup_time", *began)
+
+
 def test_where_nothing_is_worse_tonight_the_change_that_was_repaired_is_searched(
     night_after_night: Callable[..., list[HistoryRow]],
 ) -> None:

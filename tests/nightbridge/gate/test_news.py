@@ -100,6 +100,34 @@ def test_what_is_worse_than_a_level_that_was_accepted_is_new(metrics: tuple[str,
     )
 
 
+def test_what_a_broken_run_measured_is_no_news() -> None:
+    rows: list[HistoryRow] = []
+    for day, (steps, memory) in enumerate([(50, 80.0)] * 8 + [(20, 80.0), (45, 96.0)], start=1):
+        record = make_record(make_summary([GOOD] * steps, memory=memory), f"2026-11-{day:02}")
+        verdict = compare(record, rows)
+        rows.append(row_of(record, verdict))
+
+    assert (verdict.status, verdict.news, verdict.since) == (VerdictStatus.SHORT, "standing", "2026-11-09")
+
+
+def test_another_fact_that_becomes_worse_has_its_own_news_and_suspects() -> None:
+    rows: list[HistoryRow] = []
+    found = []
+    for day, (level, memory) in enumerate([(GOOD, 80.0)] * 8 + [(SLOW, 80.0), (SLOW, 96.0), (GOOD, 96.0)], start=1):
+        summary = make_summary([level] * 50, tflops=700.0 / level, memory=memory)
+        record = make_record(summary, f"2026-11-{day:02}")
+        verdict = compare(record, rows)
+        rows.append(row_of(record, verdict))
+        before, after = suspect_nights(verdict, rows) or (rows[0], rows[0])
+        found.append((verdict.news, verdict.since, before.night, after.night))
+
+    assert found[8:] == [
+        ("new", "2026-11-09", "2026-11-08", "2026-11-09"),
+        ("worse", "2026-11-09", "2026-11-09", "2026-11-10"),
+        ("standing", "2026-11-10", "2026-11-09", "2026-11-10"),
+    ]
+
+
 def test_what_stands_says_since_when() -> None:
     verdicts = nights(SLOW, SLOW, AWAY, SLOWER, GOOD)
 
