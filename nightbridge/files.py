@@ -211,11 +211,11 @@ def unless_away(error: OSError, path: Path | None = None) -> None:
     """Return if an error is the fault of the file that could not be read, which whoever reads may then leave out.
 
     Raises:
-        TransientError: The file system is away, or this process has too many files open. The message names the file of
-            the error, or `path`.
+        TransientError: The file system is away, or this process has too many files open. The message names `path`, or
+            the file of the error.
     """
     if error.errno in _NOT_ITS_FAULT:
-        subject = str(error.filename or path or "")
+        subject = str(path or error.filename or "")
         raise TransientError(f"cannot be read now: {error.strerror}", subject=subject, advice="Try again") from error
 
 

@@ -175,7 +175,7 @@ def _checkpoint_unit(output: RunOutput, checkpoint: Checkpoint, load_with: str |
         return _proved_unit(output, checkpoint, load_with)
     except (OSError, DamagedData, InvalidInput, _NotAsJudged) as error:
         if isinstance(error, OSError):
-            unless_away(error, checkpoint.path)
+            unless_away(error)
         reason = f"damaged: {error.what}" if isinstance(error, DamagedData) else str(error)
         return LeftOut(path=stored_path(output, checkpoint), reason=reason)
 

@@ -132,7 +132,7 @@ def _tracker(save_dir: Path) -> str:
     try:
         return read_regular(save_dir / TRACKER, limit=_MAX_TRACKER_BYTES).decode("ascii").strip()
     except OSError as error:
-        unless_away(error)
+        unless_away(error, save_dir / TRACKER)
         return ""
     except UnicodeDecodeError:
         return ""
@@ -266,7 +266,7 @@ def _prove(argument: bytes) -> tuple[_Proved, bytes]:
     try:
         proof = prove_checkpoint(question.path, question.files)
     except OSError as error:
-        unless_away(error)
+        unless_away(error, question.path)
         raise DamagedData(f"cannot be read: {error}", subject=str(question.path)) from error
     counts = tuple((file, len(numbers)) for file, numbers in proof.extents.items())
     return _Proved(counts=counts, unproven=proof.unproven), b"".join(map(bytes, proof.extents.values()))
