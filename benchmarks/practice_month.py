@@ -44,8 +44,8 @@ def month(nights: int, commits: int, per_cent: float, folder: Path) -> int:
     from nightbridge.bisect.result import result_lines
     from nightbridge.config.sites import plain_site
     from nightbridge.flows import bisect_regression, nightly_regression
-    from nightbridge.gate.trend import trend_lines
     from nightbridge.models import SiteChoice
+    from nightbridge.report.overview import trend_lines
     from nightbridge.report.queries import history_of
     from nightbridge.store.protocol import open_store
 

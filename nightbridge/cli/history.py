@@ -106,7 +106,7 @@ def _show_trends(
 ) -> None:
     from nightbridge.gate.decisions import list_decisions
     from nightbridge.gate.suspects import with_commits
-    from nightbridge.gate.trend import further_run_lines, history_cells, standing_lines, trend_lines, trend_table
+    from nightbridge.report.overview import further_run_lines, history_cells, standing_lines, trend_lines, trend_table
     from nightbridge.repos.commits import known_commits_between
 
     if as_csv:

@@ -24,12 +24,13 @@ from nightbridge.gate.decisions import (
 )
 from nightbridge.gate.judging import judge_and_record
 from nightbridge.gate.tonight import Evidence
-from nightbridge.gate.trend import trend_lines, trends
+from nightbridge.gate.trend import trends
 from nightbridge.gate.verdict import compare
 from nightbridge.history.history_store import put_row
 from nightbridge.history.reading import read_history
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GOOD_VERDICTS, GatePolicy, RunRecord, Summary, Verdict, VerdictStatus
+from nightbridge.report.overview import trend_lines
 from nightbridge.report.queries import compare_stored
 from nightbridge.store.directory import DirectoryStore
 from tests import builders

@@ -12,7 +12,7 @@ import pytest
 from examples.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.errors import InvalidInput, PermanentError
 from nightbridge.gate.suspects import MAX_COMMITS, differences, find_suspects, suspect_nights, with_commits
-from nightbridge.gate.trend import trend_lines, trends
+from nightbridge.gate.trend import trends
 from nightbridge.gate.verdict import compare
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import (
@@ -27,6 +27,7 @@ from nightbridge.models import (
     Verdict,
     VerdictStatus,
 )
+from nightbridge.report.overview import trend_lines
 from nightbridge.repos.commits import commits_between, known_commits_between
 from nightbridge.store.directory import DirectoryStore
 

@@ -9,19 +9,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from nightbridge.gate.trend import (
-    Trend,
-    further_run_lines,
-    history_cells,
-    standing_lines,
-    trend_lines,
-    trend_table,
-    trends,
-)
+from nightbridge.gate.trend import Trend, trends
 from nightbridge.gate.verdict import compare
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Arm, Outcome, Summary, VerdictStatus
+from nightbridge.report.overview import further_run_lines, history_cells, standing_lines, trend_lines, trend_table
 from tests.builders import make_record, make_summary
 
 GOOD, BAD = "a" * 40, "e" * 40
