@@ -1,5 +1,7 @@
 """What the blocks share: their fields are those of the domain's settings, and their secrets become references."""
 
+import os
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from prefect.blocks.core import Block
@@ -59,4 +61,6 @@ class SettingsBlock(Block):
 
     def _setting(self, field: str) -> Any:
         value = getattr(self, field)
+        if isinstance(value, Path):
+            return Path(os.path.expanduser(value))
         return self.reference(field) if isinstance(value, SecretStr) else value

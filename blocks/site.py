@@ -1,6 +1,7 @@
 """Site, and what it is put together from: cluster, images, repositories, notifications. The store has a module."""
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -218,10 +219,10 @@ class Site(SettingsBlock):
         images, repositories = self.images or ImageCache(), self.repositories or SourceRepositories()
         return repositories.build(
             models.Site,
-            workspace=Path(self.workspace).absolute(),
+            workspace=Path(os.path.expanduser(self.workspace)).absolute(),
             cluster=self.cluster.settings() if self.cluster else ClusterSettings(),
             store=self.store.settings() if self.store else None,
-            images=images.folder,
+            images=images.folder and Path(os.path.expanduser(images.folder)),
             image_import=images.settings(),
             harvest=self.store.harvest_place() if self.store else models.HarvestPlace(),
             git_credentials=repositories.reference("credentials"),

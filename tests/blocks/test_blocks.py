@@ -15,7 +15,16 @@ from pydantic import SecretStr, ValidationError
 
 from examples.practice.repositories import PracticeRepositories
 from nightbridge import blocks, models
-from nightbridge.blocks import HarvestStore, Notifications, Site, SlurmCluster, load_site, site_choice
+from nightbridge.blocks import (
+    HarvestStore,
+    ImageCache,
+    Notifications,
+    Site,
+    SlurmCluster,
+    SourceRepositories,
+    load_site,
+    site_choice,
+)
 from nightbridge.errors import InvalidInput
 from nightbridge.models import ClusterSettings, ImageImport, SecretRef, SiteChoice
 from tests.real.git_server import served_over_http
@@ -65,6 +74,19 @@ class TestSite:
 
     def test_workspace_is_always_absolute(self) -> None:
         assert load_site().workspace.is_absolute()
+
+    def test_every_path_may_begin_with_the_home(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", "/home/nightly")
+
+        site = Site(
+            workspace="~/nights",
+            cluster=SlurmCluster(slurm_conf=Path("~/slurm.conf")),
+            images=ImageCache(folder="~/images"),
+            repositories=SourceRepositories(wheels=Path("~/wheels")),
+        ).settings()
+
+        found = [site.workspace, site.cluster.slurm_conf, site.images, site.wheels]
+        assert found == [Path("/home/nightly", name) for name in ("nights", "slurm.conf", "images", "wheels")]
 
     def test_puts_the_other_blocks_together(self) -> None:
         block = Site(
