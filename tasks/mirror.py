@@ -22,7 +22,7 @@ from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.context import SettingsContext, get_settings_context
 from prefect.events import Event, RelatedResource
 
-from nightbridge.errors import TransientError
+from nightbridge.errors import PermanentError, TransientError
 from nightbridge.models import RunSpec, slug
 from nightbridge.tasks.context import raise_if_interrupted, run_log, this_flow_run, wait_out
 from nightbridge.tasks.stage import first_delay
@@ -166,10 +166,14 @@ def away_is_transient(what: str) -> Iterator[None]:
 
     Raises:
         PrefectAway: The same request may be answered later.
+        PermanentError: The server wants another login.
     """
     try:
         yield
     except (httpx.HTTPError, ConcurrencySlotAcquisitionError) as error:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
+            refused = f"Prefect's server answered {error.response.status_code}"
+            raise PermanentError(refused, subject=what, advice="Set PREFECT_API_AUTH_STRING") from error
         if not _is_away(error.__cause__ if isinstance(error, ConcurrencySlotAcquisitionError) else error):
             raise
         reason = f"Prefect's server does not answer: {_reason(error)}"

@@ -13,6 +13,7 @@ from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+from nightbridge.errors import PermanentError
 from nightbridge.models import Verdict, VerdictStatus
 from nightbridge.tasks.events import verdict_event
 from nightbridge.tasks.mirror import PrefectAway, away_is_transient, insist, send_events, show
@@ -122,6 +123,18 @@ def test_a_server_that_refuses_connections_is_waited_for_as_long_as_the_patience
         pytest.raises(PrefectAway, match="Prefect's server does not answer"),
     ):
         insist("an answer", ask)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_server_that_wants_a_login_is_said_with_where_it_is_set(api: type[Api], status: int) -> None:
+    api.answers = [status, 204]
+
+    with pytest.raises(
+        PermanentError, match=f"an answer: Prefect's server answered {status}. Set PREFECT_API_AUTH_STRING"
+    ):
+        insist("an answer", ask)
+
+    assert api.answers == [204]
 
 
 def test_an_answer_that_will_not_change_is_not_asked_for_again(api: type[Api]) -> None:
