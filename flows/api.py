@@ -309,8 +309,8 @@ def verify_run(  # noqa: D417  (`nightly_regression` describes the others)
 def try_change(  # noqa: D417  (`nightly_regression` describes the others)
     test_file: str | Path,
     *,
-    bridge: str | None = None,
-    core: str | None = None,
+    bridge: str | int | None = None,
+    core: str | int | None = None,
     image: str | None = None,
     most_pairs: int | None = None,
     system: str | None = None,
@@ -335,7 +335,8 @@ def try_change(  # noqa: D417  (`nightly_regression` describes the others)
     choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=workspace)
     if most_pairs is not None and most_pairs < 1:
         raise InvalidInput("not a number of pairs", subject=f"most_pairs={most_pairs}", advice="Give 1 or more")
-    change = Change(bridge=bridge, core=core, image=image)
+    numbers = {name: None if ref is None else str(ref) for name, ref in {"bridge": bridge, "core": core}.items()}
+    change = Change(**numbers, image=image)
     plan_trial(_only_run(check_scenario(config.load(Path(test_file))), "try"), change, utc_now())
     return _returned(try_flow, choice, str(test_file), change, most_pairs=most_pairs)
 

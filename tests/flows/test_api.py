@@ -20,7 +20,7 @@ from nightbridge.attribution.result import AttributionResult
 from nightbridge.bisect.result import BisectResult
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.flows import nightly_regression, run_pipeline
-from nightbridge.gate.trial import Trial
+from nightbridge.gate.trial import Change, Trial
 from nightbridge.goldens.parity import Parity
 from nightbridge.models import NightReport, SweepResult, Verdict
 from nightbridge.report.queries import TestHistory, Verification
@@ -154,6 +154,14 @@ def test_one_pipeline_takes_one_run(folder: Path, num_gpus: int) -> None:
         run_pipeline(write_scenario("one", "two"))
 
     assert not (folder / ".nightbridge").exists()
+
+
+def test_a_pull_request_can_be_tried_by_its_number(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nightbridge.flows.api._returned", lambda flow, choice, file, change, **_: change)
+
+    tried = nightbridge.try_change(write_test("one"), bridge=1234)
+
+    assert tried == Change(bridge="1234")  # type: ignore[comparison-overlap]  # the flow's first argument
 
 
 def test_a_trial_without_a_pair_is_refused(folder: Path) -> None:
