@@ -1,7 +1,8 @@
 """Job states, and what Slurm's sources know of a job as one `JobStatus`.
 
-State words as squeue and sacct write them; the pending reasons that no waiting clears; rows of each source; and what
-slurmctld and accounting know of the same jobs, merged. None stands for a source that did not answer.
+State words as squeue and sacct write them; the pending reasons that no waiting clears, and what policies end; rows of
+each source; and what slurmctld and accounting know of the same jobs, merged. None stands for a source that did not
+answer.
 """
 
 import re
@@ -9,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from nightbridge.errors import StatusUnknown
-from nightbridge.models import JobState, JobStatus, utc_now
+from nightbridge.models import ClusterSettings, JobState, JobStatus, utc_now
 from nightbridge.numbers import whole_number
+from nightbridge.slurm.attempt_files import Cancellation, CancelPolicy
 from nightbridge.slurm.protocol import Lookup
 
 TERMINAL: frozenset[JobState] = frozenset({
@@ -128,6 +130,55 @@ def hopeless_advice(reason: str) -> str | None:
 def waits_for_another(status: JobStatus) -> bool:
     """Whether a job waits for the end of one that it depends on: it is not in the queue for nodes yet."""
     return status.state in WAITING and status.reason.strip("()") == "Dependency"
+
+
+_RUNNING = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.STOPPED})
+
+
+def due_cancellation(
+    status: JobStatus,
+    settings: ClusterSettings,
+    *,
+    queued_since: datetime | None,
+    reason_seconds: float,
+    grace: float,
+    now: datetime,
+) -> Cancellation | None:
+    """The cancellation of a job that a policy ends; None while none does.
+
+    Args:
+        status: As Slurm last reported it.
+        settings: The cluster's, with `max_pending` and `max_runtime`.
+        queued_since: Since when it waits for nodes: `max_pending` does not count the wait for another job's end.
+        reason_seconds: For how long its state and reason have been what they are.
+        grace: Seconds for which even a hopeless reason may stand: an administrator may be changing the partition.
+        now: The time, against the job's own times.
+    """
+    hopeless = hopeless_advice(status.reason) or ""
+    pending, running = status.state in WAITING, status.state in _RUNNING
+    due: tuple[tuple[bool, CancelPolicy, str, str], ...] = (
+        (pending and bool(hopeless) and reason_seconds >= grace, "hopeless", status.reason, hopeless),
+        (
+            pending and _longer_than(settings.max_pending, queued_since, now),
+            "max_pending",
+            f"pending for {settings.max_pending or 0:.0f} s, last for {status.reason or 'no reason given'}",
+            "Raise the cluster's max_pending, or request less",
+        ),
+        (
+            running and _longer_than(settings.max_runtime, status.started_at, now),
+            "max_runtime",
+            f"running for {settings.max_runtime or 0:.0f} s",
+            "Raise the cluster's max_runtime, or do fewer steps",
+        ),
+    )
+    for is_due, policy, reason, advice in due:
+        if is_due:
+            return Cancellation(job_id=status.job_id, policy=policy, reason=reason, advice=advice, at=utc_now())
+    return None
+
+
+def _longer_than(limit: float | None, since: datetime | None, now: datetime) -> bool:
+    return limit is not None and since is not None and (now - since).total_seconds() > limit
 
 
 # Why a job waits, in words, with what helps; `{job}` is its id.

@@ -1,7 +1,7 @@
 """Watching jobs to their true end: one query for all of them per interval, and unknown is not failed.
 
 The watcher also cancels a job that three policies end: a pending reason that never clears, and `max_pending` and
-`max_runtime` of the cluster's settings (`due_cancellation`).
+`max_runtime` of the cluster's settings (`states.due_cancellation`).
 """
 
 import contextlib
@@ -13,10 +13,8 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from nightbridge.errors import DamagedData, NightbridgeError, PermanentError, StatusUnknown, TransientError
-from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, utc_now
+from nightbridge.models import Job, JobState, JobStatus, utc_now
 from nightbridge.slurm.attempt_files import (
-    Cancellation,
-    CancelPolicy,
     in_its_folder,
     read_attempt,
     read_claim,
@@ -29,7 +27,7 @@ from nightbridge.slurm.states import (
     LOST,
     TERMINAL,
     WAITING,
-    hopeless_advice,
+    due_cancellation,
     waits_for_another,
     without_false_cancellation,
 )
@@ -448,52 +446,3 @@ def _without_slurm(watched: _Watched, state: JobState, reason: str, **fields: in
     known = watched.status or JobStatus(job_id=watched.job.job_id, name=watched.job.name, state=JobState.UNKNOWN)
     since = f"{watched.silent_since:%Y-%m-%d %H:%M:%S} UTC"
     return known.model_copy(update={"state": state, "reason": f"{reason} since {since}", **fields})
-
-
-_RUNNING = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.STOPPED})
-
-
-def due_cancellation(
-    status: JobStatus,
-    settings: ClusterSettings,
-    *,
-    queued_since: datetime | None,
-    reason_seconds: float,
-    grace: float,
-    now: datetime,
-) -> Cancellation | None:
-    """The cancellation of a job that a policy ends; None while none does.
-
-    Args:
-        status: As Slurm last reported it.
-        settings: The cluster's, with `max_pending` and `max_runtime`.
-        queued_since: Since when it waits for nodes: `max_pending` does not count the wait for another job's end.
-        reason_seconds: For how long its state and reason have been what they are.
-        grace: Seconds for which even a hopeless reason may stand: an administrator may be changing the partition.
-        now: The time, against the job's own times.
-    """
-    hopeless = hopeless_advice(status.reason) or ""
-    pending, running = status.state in WAITING, status.state in _RUNNING
-    due: tuple[tuple[bool, CancelPolicy, str, str], ...] = (
-        (pending and bool(hopeless) and reason_seconds >= grace, "hopeless", status.reason, hopeless),
-        (
-            pending and _longer_than(settings.max_pending, queued_since, now),
-            "max_pending",
-            f"pending for {settings.max_pending or 0:.0f} s, last for {status.reason or 'no reason given'}",
-            "Raise the cluster's max_pending, or request less",
-        ),
-        (
-            running and _longer_than(settings.max_runtime, status.started_at, now),
-            "max_runtime",
-            f"running for {settings.max_runtime or 0:.0f} s",
-            "Raise the cluster's max_runtime, or do fewer steps",
-        ),
-    )
-    for is_due, policy, reason, advice in due:
-        if is_due:
-            return Cancellation(job_id=status.job_id, policy=policy, reason=reason, advice=advice, at=utc_now())
-    return None
-
-
-def _longer_than(limit: float | None, since: datetime | None, now: datetime) -> bool:
-    return limit is not None and since is not None and (now - since).total_seconds() > limit
