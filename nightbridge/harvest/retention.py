@@ -58,7 +58,7 @@ class RunRemoval(Model):
     reason: str
 
 
-def find_old_runs(store: ObjectStore, policy: RetentionPolicy, *, now: datetime | None = None) -> list[RunRemoval]:
+def find_old_runs(store: ObjectStore, policy: RetentionPolicy) -> list[RunRemoval]:
     """The stored runs that `policy` does not keep, oldest first; nothing is removed. No limit at all removes nothing.
 
     Raises:
@@ -66,7 +66,7 @@ def find_old_runs(store: ObjectStore, policy: RetentionPolicy, *, now: datetime 
     """
     if policy == RetentionPolicy():
         return []
-    now = now or datetime.now(UTC)
+    now = datetime.now(UTC)
     runs = _listed(store)
     committed = [run for run in runs if run.committed]
     verdicts = in_parallel(lambda run: _verdict_of(store, run), committed)

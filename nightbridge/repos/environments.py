@@ -159,9 +159,9 @@ def prepare_base(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK, wheels: Path | N
     return base
 
 
-def is_base_ready(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK) -> bool:
+def is_base_ready(envs_dir: Path) -> bool:
     """Whether the locked requirements are installed, so that a run need not."""
-    return _is_usable(envs_dir.absolute() / f"base-{_base_hash(lock)}")
+    return _is_usable(envs_dir.absolute() / f"base-{_base_hash(LAUNCHER_LOCK)}")
 
 
 def make_environment(
@@ -204,10 +204,10 @@ def make_environment(
     return LauncherEnvironment(python=layer / "bin" / "python", digest=digest, nemo_run_version=record.nemo_run_version)
 
 
-def unneeded_bases(envs_dir: Path, kept: Collection[Path], lock: Path = LAUNCHER_LOCK) -> Iterator[Path]:
+def unneeded_bases(envs_dir: Path, kept: Collection[Path]) -> Iterator[Path]:
     """The bases, as links, that none of the kept layers builds on, nor one of this machine's Python and lock file."""
     records = (_read_record(layer) for layer in kept)
-    needed = {f"base-{_base_hash(lock)}", *(record.base for record in records if record)}
+    needed = {f"base-{_base_hash(LAUNCHER_LOCK)}", *(record.base for record in records if record)}
     links = (path for path in envs_dir.absolute().glob("base-*") if path.is_symlink())
     yield from (link for link in links if link.name not in needed)
 
