@@ -15,7 +15,6 @@ from prefect.blocks.core import Block
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
-from prefect.utilities.callables import parameter_schema
 from pydantic import Field
 
 from nightbridge import config, models
@@ -63,7 +62,7 @@ def form_of(
         scenarios: The scenarios to choose from, by their paths.
         swept: Whether only tests with a sweep can be chosen.
     """
-    schema: Schema = parameter_schema(flow).model_dump()
+    schema: Schema = flow.parameters.model_dump()  # a copy of what Prefect made of the signature when it was imported
     properties: dict[str, Schema] = schema["properties"]
     for name, field in properties.items():
         properties[name] = _plain(field, fixed.get(name))
