@@ -6,11 +6,13 @@ The domain imports no Prefect, and the watchdog is for the mornings on which Pre
 import base64
 import json
 import os
+import ssl
 import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -24,7 +26,12 @@ TIMEOUT_SECONDS = 5.0
 FLOW = "nightly-regression"
 
 _BEFORE_SLOT = timedelta(minutes=1)
-_SETTINGS = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
+_HEADERS, _CERTIFICATES = "PREFECT_CLIENT_CUSTOM_HEADERS", "PREFECT_API_SSL_CERT_FILE"
+_UNVERIFIED = "PREFECT_API_TLS_INSECURE_SKIP_VERIFY"
+_SETTINGS = (
+    *("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING"),
+    *(_HEADERS, _CERTIFICATES, _UNVERIFIED),
+)
 _AWAY = (OSError, ValueError, KeyError, TypeError, AttributeError)
 """What an answer may end in: no connection, an error's status, or something that is no answer of Prefect's."""
 
@@ -41,11 +48,15 @@ class PrefectServer:
 
     Args:
         url: Its `/api` address.
-        headers: For a server that wants a login.
+        headers: For a server that wants a login, or a proxy before it.
+        trust: Whose certificates count; the system's own when None. A file that cannot be read is a server's absence.
     """
 
-    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, url: str, headers: Mapping[str, str], trust: Callable[[], ssl.SSLContext | None] = lambda: None
+    ) -> None:
         self._url = url.rstrip("/")
+        self._trust = trust
         self._headers = {"Content-Type": "application/json", **headers}
         # A user and a password may stand before the host.
         self.host = urlsplit(url).netloc.rpartition("@")[2]
@@ -53,14 +64,14 @@ class PrefectServer:
     def find(self, path: str, body: Mapping[str, object]) -> list[dict[str, Any]]:
         """What a filter of the API finds."""
         request = urllib.request.Request(f"{self._url}{path}", json.dumps(body).encode(), self._headers)
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS, context=self._trust()) as answer:
             found: list[dict[str, Any]] = json.load(answer)
         return found
 
     def is_open(self) -> bool:
         """Whether it answers whoever asks, without a login."""
         try:
-            PrefectServer(self._url, {}).find("/flows/filter", {"limit": 1})
+            PrefectServer(self._url, {}, self._trust).find("/flows/filter", {"limit": 1})
         except urllib.error.HTTPError as error:
             error.close()
             return error.code not in (401, 403)
@@ -73,12 +84,30 @@ def configured_server(environment: Mapping[str, str] = os.environ) -> PrefectSer
     url = str(settings.get("PREFECT_API_URL", ""))
     if not url.startswith(("http://", "https://")):
         return None
-    headers = {}
+    headers = _headers(settings.get(_HEADERS))
     if key := settings.get("PREFECT_API_KEY"):
         headers["Authorization"] = f"Bearer {key}"
     elif login := settings.get("PREFECT_API_AUTH_STRING"):
         headers["Authorization"] = f"Basic {base64.b64encode(str(login).encode()).decode()}"
-    return PrefectServer(url, headers)
+    return PrefectServer(url, headers, partial(_trust, settings))
+
+
+def _headers(given: object) -> dict[str, str]:
+    """The headers of a setting: JSON in a variable, perhaps a table in a profile."""
+    try:
+        found = json.loads(given) if isinstance(given, str) else given
+    except ValueError:  # Prefect's own clients refuse it, and say so
+        found = None
+    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _trust(settings: Mapping[str, Any]) -> ssl.SSLContext | None:
+    if str(settings.get(_UNVERIFIED, "")).lower() in ("1", "true", "t", "yes", "y", "on"):
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+    file = settings.get(_CERTIFICATES)
+    return ssl.create_default_context(cafile=str(file)) if file else None
 
 
 def _profile(environment: Mapping[str, str]) -> Mapping[str, Any]:

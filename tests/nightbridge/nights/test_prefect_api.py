@@ -24,6 +24,7 @@ from nightbridge.nights.prefect_api import (
     why_not_begun,
 )
 from tests.real.prefect_server import PrefectServer as RealServer
+from tests.real.s3_servers import make_certificate
 from tests.real.slurm_daemons import free_ports
 
 SLOT = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=7)
@@ -241,6 +242,7 @@ class TestConfiguredServer:
         [
             ("PREFECT_API_KEY", "pnu_planted", "Bearer pnu_planted"),
             ("PREFECT_API_AUTH_STRING", "user:planted", "Basic dXNlcjpwbGFudGVk"),
+            ("PREFECT_CLIENT_CUSTOM_HEADERS", '{"Authorization": "Token planted"}', "Token planted"),
         ],
     )
     def test_gets_the_login_that_prefects_clients_send(self, variable: str, value: str, sent: str) -> None:
@@ -251,10 +253,23 @@ class TestConfiguredServer:
 
         assert received == [sent]
 
+    @pytest.mark.parametrize("setting", ["", "PREFECT_API_SSL_CERT_FILE", "PREFECT_API_TLS_INSECURE_SKIP_VERIFY"])
+    def test_is_trusted_as_by_prefects_clients(self, setting: str, tmp_path: Path) -> None:
+        certificate, key = make_certificate(tmp_path)
+        given = {setting: str(certificate) if setting.endswith("FILE") else "true"} if setting else {}
+        with one_request(certificate, key) as (url, received):
+            server = configured_server({"PREFECT_API_URL": url, **given})
+            assert server is not None
+            found = why_not_begun(server, "nightly", "", (SLOT, BY), str)
+
+        assert received == [None] * bool(setting)
+        assert ("CERTIFICATE_VERIFY_FAILED" in found.words) is not bool(setting)
+
 
 @contextmanager
-def one_request() -> Iterator[tuple[str, list[str | None]]]:
-    """A web server that keeps what it was sent to log in with."""
+def one_request(*certificate: Path) -> Iterator[tuple[str, list[str | None]]]:
+    """A web server that keeps what it was sent to log in with; over TLS where it has a certificate and a key."""
+    import ssl
     import threading
     from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -269,8 +284,12 @@ def one_request() -> Iterator[tuple[str, list[str | None]]]:
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.handle_request, daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/api", received
+    yield f"http{'s' * bool(certificate)}://127.0.0.1:{server.server_port}/api", received
     thread.join(30)
     server.server_close()
