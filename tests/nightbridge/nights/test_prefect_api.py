@@ -286,7 +286,7 @@ def one_request(*certificate: Path) -> Iterator[tuple[str, list[str | None]]]:
     server = HTTPServer(("127.0.0.1", 0), Handler)
     if certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*certificate)
+        context.load_cert_chain(certificate[0], certificate[1])
         server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.handle_request, daemon=True)
     thread.start()
