@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from prefect.logging import get_run_logger
 
-from nightbridge.errors import LaunchRefused, StatusUnknown
+from nightbridge.errors import LaunchRefused, StatusUnknown, TransientError
 from nightbridge.masking import mask_text
 from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, RunSpec, SecretRef, Site
 from nightbridge.outputs.experiment import RunToRead, evidence_of
@@ -28,11 +28,11 @@ from nightbridge.slurm.outcome import classify
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.states import WAITING, waiting_words
 from nightbridge.slurm.submission import submit_attempt
-from nightbridge.tasks.context import raise_if_interrupted, this_night
+from nightbridge.tasks.context import raise_if_interrupted, this_night, wait_out
 from nightbridge.tasks.limits import job_slots
 from nightbridge.tasks.mirror import PrefectAway, ProgressArtifact
 from nightbridge.tasks.site import resolve_all, secret_variables, site_secrets
-from nightbridge.tasks.stage import stage
+from nightbridge.tasks.stage import first_delay, stage
 
 _LOOK_AGAIN = 2.0
 """Seconds between two looks at whether another run has submitted its job."""
@@ -180,7 +180,10 @@ def watch(job: Job, plan: LaunchPlan, site: Site) -> Job:
     display = _JobDisplay(job, plan, site)
     ended = this_night().watcher(site).follow(job, on_change=display.change, on_wait=display.wait)
     display.end(ended)
-    ended = classify(ended, evidence_of(RunToRead(jobs=(ended,), plan=plan)))
+    run = RunToRead(jobs=(ended,), plan=plan)
+    # A file system that ended the job may be away for as long as a store: without the evidence its end is a guess.
+    evidence = wait_out(lambda: evidence_of(run), (TransientError,), first_delay=first_delay())
+    ended = classify(ended, evidence)
     ended = ended.model_copy(update={"outcome_reason": display.masked(ended.outcome_reason)})
     record_ended(ended)
     get_run_logger().info("job %d: %s %s", job.job_id, ended.outcome, ended.outcome_reason)

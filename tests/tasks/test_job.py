@@ -9,7 +9,7 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 
-from nightbridge.errors import LaunchRefused
+from nightbridge.errors import LaunchRefused, TransientError
 from nightbridge.files import write_model
 from nightbridge.masking import MASK
 from nightbridge.models import (
@@ -23,15 +23,18 @@ from nightbridge.models import (
     Site,
     utc_now,
 )
+from nightbridge.outputs import experiment
+from nightbridge.outputs.experiment import RunToRead
 from nightbridge.slurm.attempt_files import AttemptContext, declare_intent, open_attempt
 from nightbridge.slurm.attempts import attempts_of, read_ended, record_ended
 from nightbridge.slurm.factory import open_cluster
+from nightbridge.slurm.outcome import RunEvidence
 from nightbridge.slurm.states import parse_squeue
 from nightbridge.tasks import job
 from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.job import needs_another_job, state_of, submit, submit_and_watch, wait_for_dependencies, watch
 from nightbridge.tasks.limits import job_slots
-from nightbridge.tasks.stage import DELAY_VARIABLE
+from nightbridge.tasks.stage import DELAY_VARIABLE, RETRIES
 from tests.builders import make_job, make_plan, make_spec, record_submission
 from tests.real.prefect_harness import prefect_in_this_process
 from tests.waiting import wait_until
@@ -80,6 +83,35 @@ def test_the_error_that_ended_a_job_is_kept_and_told_without_secrets(
     assert read_ended(attempt_dir) == ended
     assert KNOWN not in logged()
     assert SHAPED not in logged()
+
+
+def test_a_job_whose_output_is_away_when_it_ends_is_judged_once_it_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impatient: None
+) -> None:
+    """What takes the file system away ends the job, too, and may last longer than the stage's retries."""
+    site, attempt_dir = Site(workspace=tmp_path), tmp_path / "runs" / "away" / "a1"
+    attempt_dir.mkdir(parents=True)
+    script = attempt_dir / "job.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --output=/dev/null\nexit 1\n")
+    job_id = open_cluster(site.cluster, tmp_path).submit("away-a1", script, [])
+    ended_job = make_job("away", attempt_dir, job_id=job_id, cluster="local", submitted_at=utc_now())
+    plan = make_plan("away", attempt_dir, tasks_per_node=1)
+    really, away = experiment.evidence_of, [TransientError("cannot be read now")] * (RETRIES + 2)
+
+    def evidence_of(run: RunToRead) -> RunEvidence:
+        if away:
+            raise away.pop()
+        return really(run)
+
+    monkeypatch.setattr(job, "evidence_of", evidence_of)
+
+    @flow
+    def night() -> Job:
+        ended: Job = watch(ended_job, plan, site)
+        return ended
+
+    assert night().outcome is Outcome.PROGRAM_ERROR
+    assert away == []
 
 
 # --- dependencies ----------------------------------------------------------------------------------------------------
