@@ -133,7 +133,9 @@ def run(arguments: list[str]) -> int:
         code = app(args=arguments, standalone_mode=False)
         if code == EXIT_INTERRUPTED:  # typer's answer to Ctrl-C
             raise KeyboardInterrupt
-    except SystemExit:  # typer's answer where what reads stdout has ended, as that of `logs --follow`
+    except SystemExit as ended:  # typer's, after completions, and where what reads `logs --follow` has ended
+        if not ended.code:
+            return 0
         write_nowhere(sys.stdout)
         return EXIT_UNREAD
     except (Exception, KeyboardInterrupt, runs.Terminated) as error:
