@@ -51,7 +51,15 @@ def print_all(lines: "Iterable[str | Table]") -> None:
             else:
                 from rich.console import Console
 
-                Console().print(line)
+                Console(width=_width_of_tables()).print(line)
+
+
+_WIDE = 400
+
+
+def _width_of_tables() -> int | None:
+    """None for that of the terminal; in a file or a pipe no name is folded, so that it can be searched for."""
+    return None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDE
 
 
 def print_csv(rows: Iterable[Sequence[object]]) -> None:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 from prefect.logging.handlers import PrefectConsoleHandler
+from rich.table import Table
 
-from nightbridge.cli.output import note, quiet
+from nightbridge.cli.output import note, print_all, quiet
 
 RUN = "llama-small-2026-11-21-0123456789"
 
@@ -108,6 +109,20 @@ def test_a_note_without_a_stderr_is_not_taken_for_a_result(
     note("site: site.toml")
 
     assert capsys.readouterr().out == ""
+
+
+def test_names_in_a_table_can_be_searched_for_in_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    names = [f"practice-nightly-{number}" for number in range(6)]
+    table = Table()
+    table.add_row(*names)
+
+    print_all([table])
+
+    shown = capsys.readouterr().out
+    assert [name for name in names if name not in shown] == []
 
 
 def test_a_night_that_logs_nothing_leaves_no_file_and_the_console_comes_back(tmp_path: Path) -> None:
