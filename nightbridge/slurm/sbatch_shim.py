@@ -120,7 +120,7 @@ def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options
     """
     # Before the lookup: an intent that appears after it means that another process is submitting.
     seen = newest_intent(context.attempt_dir)
-    if submission := find_submission(context, cluster, script):
+    if submission := find_submission(context, cluster):
         return submission
     launcher_text = read_script(script)
     guarded = wrap_script(launcher_text, context.attempt_dir)
@@ -141,12 +141,10 @@ def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options
     return _record(context, job_id, script, experiment_dir, submitted_at=utc_now())
 
 
-def find_submission(context: AttemptContext, cluster: Cluster, script: Path | None = None) -> Submission | None:
+def find_submission(context: AttemptContext, cluster: Cluster) -> Submission | None:
     """The attempt's job: as recorded, else found in the cluster by the attempt's name and recorded now.
 
     Its claim alone is enough where every source has forgotten the job, as when slurmdbd was away for long.
-
-    `script` is the launcher's, for a job that left no intent (its workspace was recreated).
 
     Returns:
         None only when there certainly is no job: every source answered, no intent is younger than the horizon, and no
@@ -154,6 +152,8 @@ def find_submission(context: AttemptContext, cluster: Cluster, script: Path | No
 
     Raises:
         TransientError: It is not certain.
+        DamagedData: There is one, and nothing here tells what it runs and where its output is: another workspace has
+            submitted it, or this one before it was made anew.
     """
     if submission := read_submission(context.attempt_dir):
         return submission
@@ -162,9 +162,9 @@ def find_submission(context: AttemptContext, cluster: Cluster, script: Path | No
     if lookup.jobs:
         # Of several jobs of one name, the one that claimed the attempt; else the first, which will.
         job = min(lookup.jobs, key=lambda job: (job.job_id != claimant, job.job_id))
-        return _record_found(context, job.job_id, job.submitted_at or utc_now(), script)
+        return _record_found(context, job.job_id, job.submitted_at or utc_now())
     if claimant is not None:
-        return _record_found(context, claimant, claimed_at(context.attempt_dir), script)
+        return _record_found(context, claimant, claimed_at(context.attempt_dir))
     for intent in read_intents(context.attempt_dir):
         _check_intent(context, intent, cluster.accounting_horizon)
     if not lookup.complete:
@@ -263,18 +263,17 @@ def _lives(intent: Intent) -> bool:
     return True
 
 
-def _record_found(context: AttemptContext, job_id: int, submitted_at: datetime, script: Path | None) -> Submission:
-    if intent := intent_of(context.attempt_dir, submitted_at):
-        launcher_script, experiment_dir = intent.launcher_script, intent.experiment_dir
-    elif script is not None:
-        launcher_script, experiment_dir = script, experiment_dir_of(script)
-    else:
+def _record_found(context: AttemptContext, job_id: int, submitted_at: datetime) -> Submission:
+    intent = intent_of(context.attempt_dir, submitted_at)
+    if intent is None:
         raise DamagedData(
-            f"job {job_id} belongs to this attempt, and the record of what it runs is gone",
+            f"Slurm has job {job_id} of the name {context.name}, and no record here says what it runs",
             subject=str(context.attempt_dir),
-            advice="Cancel it, or let it end, and open a new attempt",
+            advice="If another workspace of yours runs this night, give one of them another night id; else cancel the "
+            "job, or let it end, and open a new attempt",
         )
-    return _record(context, job_id, launcher_script, experiment_dir, submitted_at=submitted_at, found=True)
+    script, folder = intent.launcher_script, intent.experiment_dir
+    return _record(context, job_id, script, folder, submitted_at=submitted_at, found=True)
 
 
 def _record(

@@ -12,7 +12,7 @@ import pytest
 from nightbridge.errors import DamagedData
 from nightbridge.models import GitRepo, Job, Outcome, RunSpec, Site, TestDefinition, utc_now
 from nightbridge.slurm import attempt_files
-from nightbridge.slurm.attempt_files import AttemptContext, declare_intent, last_attempt
+from nightbridge.slurm.attempt_files import AttemptContext, declare_intent, last_attempt, read_submission
 from nightbridge.slurm.attempts import (
     NO_REQUEST,
     AttemptRequest,
@@ -27,7 +27,7 @@ from nightbridge.slurm.attempts import (
     record_ended,
 )
 from nightbridge.slurm.local import LocalCluster
-from nightbridge.slurm.sbatch_shim import find_submission
+from nightbridge.slurm.sbatch_shim import find_submission, submit_once
 from tests.nightbridge.embedded.local_cluster import KILL_WAIT, wait_for_end, wait_for_state, write_script
 
 LATER = datetime.now(UTC) + timedelta(days=1)
@@ -318,6 +318,21 @@ def test_a_job_that_every_source_has_forgotten_is_known_by_its_claim(site: Site,
     assert found is not None
     assert (found.job_id, found.experiment_dir) == (4711, site.workspace / "exp")
     assert find_submission(attempt, cluster) == found
+
+
+def test_the_job_of_another_workspace_is_not_taken_for_the_own_one(
+    site: Site, cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """Two deployments of one scenario, of one user on one cluster, in the same night."""
+    others = next_attempt(RUN, Site(workspace=tmp_path / "other"), after=0)
+    attempt = next_attempt(RUN, site, after=0)
+    start(cluster, others, "true")
+
+    with pytest.raises(DamagedData, match="If another workspace of yours runs this night, give one of them another"):
+        submit_once(attempt, cluster, write_script(attempt.attempt_dir / "train_sbatch.sh", "true"), [])
+
+    assert len(jobs_of(attempt, cluster)) == 1
+    assert read_submission(attempt.attempt_dir) is None
 
 
 def test_an_attempt_whose_job_is_over_and_known_is_gone_on_with(site: Site, cluster: LocalCluster) -> None:

@@ -102,7 +102,7 @@ class Run:
 
     def recorded(self) -> Job:
         """The job that the cluster has under the attempt's name."""
-        found = find_submission(self.attempt, self.cluster, self.attempt.attempt_dir / "job.sh")
+        found = find_submission(self.attempt, self.cluster)
         assert found is not None
         return Job(
             run_key=self.attempt.run_key, attempt=1, job_id=found.job_id, cluster="debian",
