@@ -69,12 +69,16 @@ class Request(Model):
 
 
 class _Wanted(NamedTuple):
-    """One deployment to make: its definition in prefect.yaml, its flow, and the scenario that it is for."""
+    """One deployment to make: its definition in prefect.yaml, its flow, and the scenario that it is for.
+
+    The schedules whose slugs are in `off` are switched off.
+    """
 
     definition: Mapping[str, Any]
     flow: Flow[..., Any]
     file: Path | None
     offered: Mapping[str, Scenario]
+    off: tuple[str, ...] = ()
 
     @property
     def swept(self) -> bool:
@@ -113,6 +117,7 @@ class _Wanted(NamedTuple):
                     (self.file and request.cron) or given["cron"], request.timezone or given.get("timezone")
                 ),
                 slug=given["slug"],
+                active=given["slug"] not in self.off,
             )
             for given in self.definition.get("schedules", ())
         ]
@@ -182,9 +187,10 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
         for pool, queue in sorted((pool, queue) for pool, queue in queues if queue):
             yield _make_queue(client, pool, queue)
         results = _results_block(site)
-        for each in wanted:
+        for each in (_as_switched(client, each, request, cluster) for each in wanted):
             made = _make_deployment(client, each, request, cluster, site_of_form(each.flow, given, site), results)
-            yield f"{made}, no longer for {moved[made]}" if made in moved else made
+            changed = f", no longer for {moved[made]}" if made in moved else ""
+            yield f"{made}{changed}{', its schedule stays switched off' if each.off else ''}"
         yield from make_automations(client, site.cluster.name, recipients)
 
 
@@ -296,6 +302,15 @@ def _results_block(site: SiteSettings) -> str:
     store = site.store_settings
     HarvestStore(**store.model_dump(exclude={"retention"})).save(name, overwrite=True, _sync=True)  # type: ignore[call-arg]
     return f"{HarvestStore.get_block_type_slug()}/{name}"
+
+
+def _as_switched(client: SyncPrefectClient, wanted: _Wanted, request: Request, cluster: str) -> _Wanted:
+    """The deployment with those schedules off that somebody has switched off: it is about to get new ones."""
+    try:
+        former = client.read_deployment_by_name(f"{wanted.flow.name}/{wanted.name(request, cluster)}")
+    except ObjectNotFound:
+        return wanted
+    return wanted._replace(off=tuple(each.slug for each in former.schedules if each.slug and not each.active))
 
 
 def _make_deployment(
