@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import Field
 
 from nightbridge.gate.decisions import Decision, as_decided, decision_on, is_accepted, level_start
-from nightbridge.history.nightly_values import BROKEN, Night, adjusted, night_values, nights_of, values_of
-from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, facts_of, good_for, hardly_moved
+from nightbridge.history.nightly_values import BROKEN, Night, adjusted, night_values, nights_of
+from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, facts_of, good_for
 from nightbridge.models import (
     EXIT_CODES,
-    ListedCommit,
     MetricName,
     Model,
     News,
@@ -29,12 +28,9 @@ from nightbridge.models import (
     Verdict,
     VerdictStatus,
 )
-from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, METRICS, Metric
-from nightbridge.numbers import format_change, format_count, format_value
+from nightbridge.models.metrics import METRIC_BY_NAME, METRICS, Metric
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from nightbridge.history.changepoints import ChangePoint
 
 CERTAINLY_BACK = 3.0
@@ -56,10 +52,6 @@ LONGEST = 200
 # as long as they hold none of these, for a missing module or file is known by its name.
 _BY_CHANCE = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{12,}\b|\d+(?:[.:,]\d+)*", re.IGNORECASE)
 _FOLDERS = re.compile(r"(?:/[\w.@#+-]+)+/")
-
-MAX_NIGHTS_SHOWN = 28
-MAX_FURTHER_SHOWN = 7
-MAX_COMMITS_SHOWN = 20
 
 
 class ChangedPin(RepositoryChange):
@@ -269,112 +261,6 @@ def trends(rows: Sequence[HistoryRow], decisions: Sequence[Decision] = ()) -> tu
         for trend in found
         if METRIC_BY_NAME[trend.metric].always or any(value is not None for value in trend.values)
     )
-
-
-def trend_table(found: Sequence[Trend], rows: Sequence[HistoryRow], since: str = "") -> "Table":
-    """The last nights, or those since one, as a table for a terminal, the latest last; `trend_lines` go below it."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("night", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    shown = [trend for trend in found if any(trend.metric == metric.name for metric in COLUMNS)]
-    for trend in shown:
-        table.add_column(METRIC_BY_NAME[trend.metric].heading, justify="right", no_wrap=True)
-    table.add_column("commit", no_wrap=True)
-    shown_nights = [(index, night) for index, night in enumerate(nights_of(rows)) if night.own.order >= since]
-    for index, night in shown_nights if since else shown_nights[-MAX_NIGHTS_SHOWN:]:
-        cells = []
-        for trend in shown:
-            begins = any(change.night == night.own.night for change in trend.changes)
-            cells.append(Text(f"{'◆ ' * begins}{format_value(trend.values[index])}"))
-        verdict = night.own.verdict.value.replace("_", " ") if night.own.verdict else "–"
-        table.add_row(Text(night.own.night), Text(verdict), *cells, Text(night.own.megatron_bridge.commit[:10]))
-    return table
-
-
-def history_cells(found: Sequence[Trend], rows: Sequence[HistoryRow], since: str = "") -> list[list[object]]:
-    """The nights of a series as a table for other programs, names first; every metric in its own unit."""
-    pinned: list[object] = ["night", "verdict", "run_key", "commit", "nodes"]
-    cells = [[*pinned, *(trend.metric for trend in found), "runs", "control_step_time"]]
-    for at, night in enumerate(nights_of(rows)):
-        own = night.own
-        if own.order >= since:
-            run = [own.night, own.verdict, own.run_key, own.megatron_bridge.commit, own.nodes]
-            control = _step_time_of(_control_arms(night))
-            cells.append([*run, *(trend.values[at] for trend in found), len(night.runs), control])
-    return cells
-
-
-def further_run_lines(rows: Sequence[HistoryRow], since: str = "") -> tuple[str, ...]:
-    """For nights with further runs: of how many their values are the medians, and what the last good point took."""
-    nights = [night for night in nights_of(rows) if night.own.order >= since]
-    night_of = {row.run_key: row.night for row in rows}
-    lines = []
-    for night in nights[-MAX_NIGHTS_SHOWN:]:
-        controls = _control_arms(night)
-        parts = [f"median of {format_count(len(night.runs), 'run')}"] if len(night.runs) > 1 else []
-        if controls and controls[0].arm:
-            reference = night_of.get(controls[0].arm.reference, controls[0].arm.reference)
-            value = format_value(_step_time_of(controls), "s")
-            runs = format_count(len(controls), "run")
-            parts.append(f"beside it the last good point, {reference}: step time {value} in {runs}")
-        lines += [f"{night.own.night}: {'; '.join(parts)}"] if parts else []
-    return tuple(lines[-MAX_FURTHER_SHOWN:])
-
-
-def _control_arms(night: Night) -> list[HistoryRow]:
-    return [row for row in night.arms if row.arm and row.arm.role == "control" and not row.arm.on_suspects]
-
-
-def _step_time_of(runs: Sequence[HistoryRow]) -> float | None:
-    values = values_of(runs, METRIC_BY_NAME["step_time"])
-    return statistics.median(values) if values else None
-
-
-def trend_lines(found: Sequence[Trend]) -> tuple[str, ...]:
-    """One line per change, oldest first, and below each what was pinned differently, commits where they are known."""
-    lines: list[str] = []
-    changes = [(METRIC_BY_NAME[trend.metric], change) for trend in found for change in trend.changes]
-    for metric, change in sorted(changes, key=lambda each: each[1].night):
-        since = f"since {change.night}"
-        if change.latest_night != change.night:
-            since += f" (at the latest {change.latest_night})"
-        lines.append(
-            f"{metric.label} {'worse' if change.worse else 'better'} by {format_change(change.change)} {since}: "
-            f"{format_value(change.before, metric.unit)} before, {format_value(change.after, metric.unit)} after"
-        )
-        for suspect in change.suspects:
-            lines.append(f"  {suspect.name}: {suspect.before} → {suspect.after}")
-            lines += [f"    {_commit_line(one)}" for one in suspect.listed[:MAX_COMMITS_SHOWN]]
-            more = len(suspect.listed) - MAX_COMMITS_SHOWN
-            lines += [f"    and {more} older ones"] if more > 0 else []
-            lines += [f"    {suspect.note}"] if suspect.note else []
-        if not change.suspects:
-            lines.append("  no pinned version changed: check the cluster")
-        if change.decision:
-            lines.append(f"  {change.decision.text}")
-    return tuple(lines)
-
-
-def standing_lines(rows: Sequence[HistoryRow], found: Sequence[Trend]) -> tuple[str, ...]:
-    """That the last nights are regressed and since when, where they are too few for a change of level to be certain."""
-    nights = [night.own for night in nights_of(rows)]
-    bad = list(itertools.takewhile(lambda row: row.verdict is VerdictStatus.REGRESSED, reversed(nights)))
-    if not bad or any(change.worse for trend in found for change in trend.changes):
-        return ()
-    moved = ", ".join(
-        f"{METRIC_BY_NAME[name].label} {'not the same' if hardly_moved(name, change) else format_change(change)}"
-        for name, change in bad[0].worse.items()
-    )
-    nights_text = format_count(len(bad), "night")
-    return (f"regressed since {bad[-1].night}, {nights_text} by their verdicts: {moved}".rstrip(": "),)
-
-
-def _commit_line(one: ListedCommit) -> str:
-    return f"{one.commit.commit[:10]} {one.text} ({one.commit.author}, {one.commit.authored_at:%Y-%m-%d})"
 
 
 def _trend(metric: Metric, nights: Sequence[Night], decisions: Sequence[Decision]) -> Trend:
