@@ -292,14 +292,15 @@ def merged_options(options: Sequence[str]) -> tuple[str, ...]:
 def fitting_options(options: Sequence[str], script: str) -> list[str]:
     """Options for sbatch, with an `--exclude` that fits what they and the script's #SBATCH lines say of nodes.
 
-    A node that is both required and excluded would be refused, and an option would replace the script's own list. Of
-    the options that nightbridge decides itself none is left; one with a value, the job's name, is overridden.
+    A node that is both required and excluded would be refused, and an option would replace the script's own list. So it
+    would with what the job waits for: all of that is one option. Of the options that nightbridge decides itself none is
+    left; one with a value, the job's name, is overridden.
 
     Raises:
         LaunchRefused: With them the attempt has no job, several, or one that is not found (`NOT_ONE_JOB`).
     """
     others = [option for option in options if not _is_own_switch(option)]
-    kept = [option for option in others if not option.startswith("--exclude=")]
+    kept = _with_one_dependency([option for option in others if not option.startswith("--exclude=")], script)
     given = _named_options([*_script_words(script), *kept])
     for name in NOT_ONE_JOB.keys() & given.keys():
         what, advice = NOT_ONE_JOB[name]
@@ -308,11 +309,21 @@ def fitting_options(options: Sequence[str], script: str) -> list[str]:
             subject=f"--{name}={given[name]}".removesuffix("="),
             advice=advice[:1].upper() + advice[1:],
         )
-    failed = [_listed(option.removeprefix("--exclude=")) for option in others if option not in kept]
+    failed = [_listed(option.removeprefix("--exclude=")) for option in others if option.startswith("--exclude=")]
     required = hostnames(_listed(given.get("nodelist", "")))
     excluded = dict.fromkeys(hostnames(",".join([*failed, _listed(given.get("exclude", ""))])))
     fitting = [node for node in excluded if node not in required]
     return [*kept, f"--exclude={','.join(fitting)}"] if failed and fitting else kept
+
+
+def _with_one_dependency(options: Sequence[str], script: str) -> list[str]:
+    """Options with all that the job waits for, by its script as well, in one of them: sbatch takes the last alone."""
+    waits = [option.removeprefix("--dependency=") for option in options if option.startswith("--dependency=")]
+    if not waits:
+        return list(options)
+    in_script = _named_options(_script_words(script)).get("dependency", "")
+    joined = ",".join(dict.fromkeys(filter(None, (in_script, *waits))))
+    return [*(option for option in options if not option.startswith("--dependency=")), f"--dependency={joined}"]
 
 
 def _listed(nodes: str) -> str:

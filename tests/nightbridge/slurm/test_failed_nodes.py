@@ -92,6 +92,21 @@ def test_a_file_of_excluded_nodes_is_read_and_the_failed_ones_are_added(tmp_path
 
 
 @pytest.mark.parametrize(
+    ("options", "script", "fitting"),
+    [
+        (["--dependency=singleton", "--time=5"], SCRIPT, ["--time=5", "--dependency=singleton"]),
+        (["--dependency=afterok:7", "--dependency=afterany:9"], SCRIPT, ["--dependency=afterok:7,afterany:9"]),
+        (["--dependency=afterany:9"], "#!/bin/bash\n#SBATCH -d afterok:7\n", ["--dependency=afterok:7,afterany:9"]),
+        ([], "#!/bin/bash\n#SBATCH -d afterok:7\n", []),
+    ],
+)
+def test_a_job_waits_for_what_its_user_and_its_scenario_name(
+    options: list[str], script: str, fitting: list[str]
+) -> None:
+    assert fitting_options(options, script) == fitting
+
+
+@pytest.mark.parametrize(
     ("options", "script"),
     [
         ([], "#!/bin/bash\n#SBATCH --clusters=alps\n"),
