@@ -14,9 +14,8 @@ from nightbridge.flows import nightly_regression
 from nightbridge.history.reading import find_series, read_history
 from nightbridge.models import VerdictStatus
 from tests.flows.attributed_practice import SLOW, TEST, Practice
-from tests.real.prefect_harness import prefect_in_this_process
 
-pytestmark = pytest.mark.launcher
+pytestmark = [pytest.mark.launcher, pytest.mark.usefixtures("flows_here")]
 
 
 @dataclass(frozen=True)
@@ -34,17 +33,16 @@ class Attributed:
 
 
 @pytest.fixture(scope="module")
-def attributed(tmp_path_factory: pytest.TempPathFactory, environments_dir: Path) -> Attributed:
+def attributed(tmp_path_factory: pytest.TempPathFactory, environments_dir: Path, flows_here: None) -> Attributed:
     practice = Practice(tmp_path_factory.mktemp("attribute"), environments_dir)
-    with prefect_in_this_process():
-        practice.run("n1", 1.0)
-        commits = commit_many(practice.repositories, ["Tidy", "Synchronise after every bucket", "Document"], SLOW)
-        assert practice.run("n2", 1.0, exclude=["node1"]) is VerdictStatus.REGRESSED
-        stopped = practice.attribute(most_runs=2)
-        jobs_when_stopped = practice.jobs
-        result = practice.attribute()
-        jobs = practice.jobs
-        asked_again = practice.attribute()
+    practice.run("n1", 1.0)
+    commits = commit_many(practice.repositories, ["Tidy", "Synchronise after every bucket", "Document"], SLOW)
+    assert practice.run("n2", 1.0, exclude=["node1"]) is VerdictStatus.REGRESSED
+    stopped = practice.attribute(most_runs=2)
+    jobs_when_stopped = practice.jobs
+    result = practice.attribute()
+    jobs = practice.jobs
+    asked_again = practice.attribute()
     return Attributed(practice, commits, stopped, jobs_when_stopped, result, jobs, asked_again, practice.jobs)
 
 
@@ -94,14 +92,13 @@ def test_the_runs_had_the_nodes_of_their_designs_and_are_no_nights(attributed: A
 
 def test_a_night_finds_the_cause_itself_where_the_site_pays_for_it(tmp_path: Path, environments_dir: Path) -> None:
     practice = Practice(tmp_path, environments_dir)
-    with prefect_in_this_process():
-        practice.run("n1", 1.0)
-        commit_many(practice.repositories, ["Tidy"], {})
-        practice.prepare("n2", 1.1)
-        practice.site.write_text(f"{practice.site.read_text()}[budget]\nattribution = 1\n")
-        report = nightly_regression(practice.scenario, night="n2", system=str(practice.site))
-        jobs = practice.jobs
-        result = practice.attribute()
+    practice.run("n1", 1.0)
+    commit_many(practice.repositories, ["Tidy"], {})
+    practice.prepare("n2", 1.1)
+    practice.site.write_text(f"{practice.site.read_text()}[budget]\nattribution = 1\n")
+    report = nightly_regression(practice.scenario, night="n2", system=str(practice.site))
+    jobs = practice.jobs
+    result = practice.attribute()
 
     page = Path(report.report.removeprefix("file://")).read_text()
     assert (result.cause.kind, [factor.name for factor in result.factors]) == ("found", ["$PRACTICE_CLUSTER"])
@@ -118,14 +115,13 @@ def test_a_submodule_s_commit_is_named_inside_its_bump(tmp_path: Path, environme
     add_submodule(practice.repositories)
     bridge = 'Megatron-Bridge.git"\n'
     practice.sample = practice.sample.replace(bridge, f"{bridge}init_submodules = true\n")
-    with prefect_in_this_process():
-        practice.run("n1", 1.0)
-        messages = [f"Core change {number}" for number in range(3)]
-        core = commit_many(practice.repositories, messages, SLOW, workload="megatron_lm")
-        bump = bump_submodule(practice.repositories, "Bump Megatron-LM", core[2])
-        commit_many(practice.repositories, ["Tidy"], {})
-        practice.run("n2", 1.0)
-        result = practice.attribute()
+    practice.run("n1", 1.0)
+    messages = [f"Core change {number}" for number in range(3)]
+    core = commit_many(practice.repositories, messages, SLOW, workload="megatron_lm")
+    bump = bump_submodule(practice.repositories, "Bump Megatron-LM", core[2])
+    commit_many(practice.repositories, ["Tidy"], {})
+    practice.run("n2", 1.0)
+    result = practice.attribute()
 
     assert result.plan.axes == ("megatron_bridge", "submodule", "environment")
     assert [factor.name for factor in result.factors] == ["Megatron-LM"]
@@ -140,14 +136,13 @@ def test_a_submodule_s_commit_is_named_inside_its_bump(tmp_path: Path, environme
 def test_a_key_and_a_node_that_share_a_change_are_told_apart(tmp_path: Path, environments_dir: Path) -> None:
     practice = Practice(tmp_path, environments_dir)
     slow = {"node2": 1.06}
-    with prefect_in_this_process():
-        text = practice.sample
-        practice.sample = text.replace("[cmd_args]", "[cmd_args]\ngb = 128\nseq_length = 1024")
-        practice.run("n1", 1.0, slow_nodes=slow)
-        commit_many(practice.repositories, ["Tidy"], {})
-        practice.sample = text.replace("[cmd_args]", "[cmd_args]\ngb = 128\nseq_length = 1088")
-        practice.run("n2", 1.0, exclude=["node1"], slow_nodes=slow)
-        result = practice.attribute(good="n1", bad="n2", metric="step_time")
+    text = practice.sample
+    practice.sample = text.replace("[cmd_args]", "[cmd_args]\ngb = 128\nseq_length = 1024")
+    practice.run("n1", 1.0, slow_nodes=slow)
+    commit_many(practice.repositories, ["Tidy"], {})
+    practice.sample = text.replace("[cmd_args]", "[cmd_args]\ngb = 128\nseq_length = 1088")
+    practice.run("n2", 1.0, exclude=["node1"], slow_nodes=slow)
+    result = practice.attribute(good="n1", bad="n2", metric="step_time")
 
     assert result.plan.axes == ("megatron_bridge", "configuration", "environment", "nodes")
     assert [factor.name for factor in result.factors] == ["cmd_args.seq_length", "node node2"]

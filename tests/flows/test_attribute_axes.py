@@ -20,12 +20,12 @@ from examples.practice.repositories import (
 from nightbridge.attribution.result import AttributionResult, sentence
 from tests.flows.attributed_practice import SLOW, TEST, Practice
 from tests.flows.practice_night import NIGHTBRIDGE
-from tests.real.prefect_harness import prefect_in_this_process
 from tests.real.prefect_server import PrefectServer
 from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.launcher,
+    pytest.mark.usefixtures("flows_here"),
     pytest.mark.skipif("NIGHTBRIDGE_EVERY_STAGE" not in os.environ, reason="minutes for each axis; in make soak"),
 ]
 
@@ -38,13 +38,12 @@ def practice(tmp_path: Path, environments_dir: Path) -> Practice:
 def test_a_commit_of_nemo_run(practice: Practice) -> None:
     slow = practice.folder / "slow.json"
     slow.write_text(json.dumps({"factor": 1.1}))
-    with prefect_in_this_process():
-        practice.run("n1", 1.0)
-        commit_many(practice.repositories, ["Tidy"], {})
-        messages = ["Tidy NeMo-Run", "Give jobs a default", "Document"]
-        commits = commit_nemo_run(practice.repositories, messages, {1: {"PRACTICE_CLUSTER": str(slow)}})
-        practice.run("n2", 1.0)
-        result = practice.attribute(good="n1", bad="n2", metric="step_time")
+    practice.run("n1", 1.0)
+    commit_many(practice.repositories, ["Tidy"], {})
+    messages = ["Tidy NeMo-Run", "Give jobs a default", "Document"]
+    commits = commit_nemo_run(practice.repositories, messages, {1: {"PRACTICE_CLUSTER": str(slow)}})
+    practice.run("n2", 1.0)
+    result = practice.attribute(good="n1", bad="n2", metric="step_time")
 
     assert result.plan.axes == ("megatron_bridge", "nemo_run", "environment")
     assert sentence(result).startswith(f'NeMo-Run {commits[1][:12]} "Give jobs a default", 9')
@@ -53,13 +52,12 @@ def test_a_commit_of_nemo_run(practice: Practice) -> None:
 
 def test_a_key_of_the_configuration(practice: Practice) -> None:
     plain = practice.sample
-    with prefect_in_this_process():
-        practice.sample = plain.replace("[cmd_args]", "[cmd_args]\ngb = 128\nseq_length = 1024")
-        practice.run("n1", 1.0)
-        commit_many(practice.repositories, ["Tidy"], {})
-        practice.sample = plain.replace("[cmd_args]", "[cmd_args]\ngb = 128\nseq_length = 1126")
-        practice.run("n2", 1.0)
-        result = practice.attribute(good="n1", bad="n2", metric="step_time")
+    practice.sample = plain.replace("[cmd_args]", "[cmd_args]\ngb = 128\nseq_length = 1024")
+    practice.run("n1", 1.0)
+    commit_many(practice.repositories, ["Tidy"], {})
+    practice.sample = plain.replace("[cmd_args]", "[cmd_args]\ngb = 128\nseq_length = 1126")
+    practice.run("n2", 1.0)
+    result = practice.attribute(good="n1", bad="n2", metric="step_time")
 
     assert result.plan.axes == ("megatron_bridge", "configuration", "environment")
     assert sentence(result).startswith("cmd_args.seq_length (1024 → 1126), 9")
@@ -68,11 +66,10 @@ def test_a_key_of_the_configuration(practice: Practice) -> None:
 
 def test_a_node(practice: Practice) -> None:
     slow = {"node2": 1.1}
-    with prefect_in_this_process():
-        practice.run("n1", 1.0, slow_nodes=slow)
-        commit_many(practice.repositories, ["Tidy"], {})
-        practice.run("n2", 1.0, exclude=["node1"], slow_nodes=slow)
-        result = practice.attribute(good="n1", bad="n2", metric="step_time")
+    practice.run("n1", 1.0, slow_nodes=slow)
+    commit_many(practice.repositories, ["Tidy"], {})
+    practice.run("n2", 1.0, exclude=["node1"], slow_nodes=slow)
+    result = practice.attribute(good="n1", bad="n2", metric="step_time")
 
     assert result.plan.axes == ("megatron_bridge", "environment", "nodes")
     assert sentence(result).startswith("node node2 (node1 → node2), 9")
@@ -86,13 +83,12 @@ def test_a_node(practice: Practice) -> None:
 def test_an_image_among_those_of_its_folder(practice: Practice) -> None:
     practice.run_in_containers()
     images = [make_image(practice, f"nemo-26.0{month}", 1.1 if month > 4 else 1.0) for month in range(2, 8)]
-    with prefect_in_this_process():
-        practice.use_image(images[0])
-        practice.run("n1", 1.0)
-        commit_many(practice.repositories, ["Tidy"], {})
-        practice.use_image(images[-1])
-        practice.run("n2", 1.0)
-        result = practice.attribute(good="n1", bad="n2", metric="step_time")
+    practice.use_image(images[0])
+    practice.run("n1", 1.0)
+    commit_many(practice.repositories, ["Tidy"], {})
+    practice.use_image(images[-1])
+    practice.run("n2", 1.0)
+    result = practice.attribute(good="n1", bad="n2", metric="step_time")
 
     assert result.plan.axes == ("image", "megatron_bridge")
     assert sentence(result).startswith("image nemo-26.05.sqsh, after nemo-26.04.sqsh, 9")
@@ -124,12 +120,11 @@ def test_a_submodule_that_only_the_test_moved(practice: Practice) -> None:
         pinned = f'init_submodules = true\nsubmodules = {{ "{SUBMODULE}" = "{commit}" }}\n'
         practice.sample = plain.replace(bridge, f"{bridge}{pinned}")
 
-    with prefect_in_this_process():
-        use(core[0])
-        practice.run("n1", 1.0)
-        use(core[3])
-        practice.run("n2", 1.0)
-        result = practice.attribute(good="n1", bad="n2", metric="step_time")
+    use(core[0])
+    practice.run("n1", 1.0)
+    use(core[3])
+    practice.run("n2", 1.0)
+    result = practice.attribute(good="n1", bad="n2", metric="step_time")
 
     assert result.plan.axes == ("submodule", "environment")
     assert sentence(result).startswith(f'Megatron-LM {core[2][:12]} "Core change 2", 9')
@@ -138,15 +133,14 @@ def test_a_submodule_that_only_the_test_moved(practice: Practice) -> None:
 
 def test_a_commit_of_before_the_repository_moved(practice: Practice) -> None:
     old = practice.repositories
-    with prefect_in_this_process():
-        practice.run("n1", 1.0)
-        commits = commit_many(old, ["Tidy", "Synchronise after every bucket", "Move away"], SLOW)
-        new, came = fold(old, practice.folder / "new" / "Megatron-Bridge.git")
-        commit_many(new, ["Document"], {})
-        practice.sample = practice.sample.replace(old.bridge_url, new.bridge_url)
-        practice.more = f'[successors."{old.bridge_url}"]\nurl = "{new.bridge_url}"\ncommit = "{came}"\nlast = "main"\n'
-        practice.run("n2", 1.0)
-        result = practice.attribute(good="n1", bad="n2", metric="step_time")
+    practice.run("n1", 1.0)
+    commits = commit_many(old, ["Tidy", "Synchronise after every bucket", "Move away"], SLOW)
+    new, came = fold(old, practice.folder / "new" / "Megatron-Bridge.git")
+    commit_many(new, ["Document"], {})
+    practice.sample = practice.sample.replace(old.bridge_url, new.bridge_url)
+    practice.more = f'[successors."{old.bridge_url}"]\nurl = "{new.bridge_url}"\ncommit = "{came}"\nlast = "main"\n'
+    practice.run("n2", 1.0)
+    result = practice.attribute(good="n1", bad="n2", metric="step_time")
 
     assert result.plan.axes == ("megatron_bridge", "environment")
     assert sentence(result).startswith(f'Megatron-Bridge {commits[1][:12]} "Synchronise after every bucket", 9')
@@ -173,11 +167,10 @@ def test_commits_that_do_not_start_always_or_now_and_then(practice: Practice) ->
         4: {"crash_share": 0.6},
         5: {"crash_share": 0.0},
     }
-    with prefect_in_this_process():
-        practice.run("n1", 1.0)
-        commits = commit_many(practice.repositories, messages, broken)
-        practice.run("n2", 1.0)
-        result = practice.attribute(good="n1", bad="n2", metric="step_time")
+    practice.run("n1", 1.0)
+    commits = commit_many(practice.repositories, messages, broken)
+    practice.run("n2", 1.0)
+    result = practice.attribute(good="n1", bad="n2", metric="step_time")
 
     (within,) = result.descents
     assert {culprit.commit for culprit in within.culprits} == {*commits[1:4]}
@@ -192,10 +185,9 @@ def test_commits_that_do_not_start_always_or_now_and_then(practice: Practice) ->
 def test_a_search_that_is_killed_three_times_goes_on_and_buys_no_run_twice(
     practice: Practice, prefect_server: PrefectServer
 ) -> None:
-    with prefect_in_this_process():
-        practice.run("n1", 1.0)
-        commits = commit_many(practice.repositories, ["Tidy", "Synchronise after every bucket", "Document"], SLOW)
-        practice.run("n2", 1.0, exclude=["node1"])
+    practice.run("n1", 1.0)
+    commits = commit_many(practice.repositories, ["Tidy", "Synchronise after every bucket", "Document"], SLOW)
+    practice.run("n2", 1.0, exclude=["node1"])
     command: list[str | Path] = [NIGHTBRIDGE, "attribute", TEST, "--system", practice.site, "--yes", "--json"]
     nights = len(practice.jobs)
     for wanted in (1, 3, 6):

@@ -15,9 +15,8 @@ from nightbridge.history.rows import HistoryRow
 from nightbridge.models import StoreSettings, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
 from tests.flows.practice_night import Entry, write_scenario, write_site
-from tests.real.prefect_harness import prefect_in_this_process
 
-pytestmark = pytest.mark.launcher
+pytestmark = [pytest.mark.launcher, pytest.mark.usefixtures("flows_here")]
 
 FEW_STEPS = {"max_steps": 14, "save_interval": 14}
 
@@ -44,20 +43,19 @@ class Nights:
 
 
 @pytest.fixture(scope="module")
-def nights(tmp_path_factory: pytest.TempPathFactory, environments_dir: Path) -> Nights:
+def nights(tmp_path_factory: pytest.TempPathFactory, environments_dir: Path, flows_here: None) -> Nights:
     nights = Nights(tmp_path_factory.mktemp("control"), environments_dir)
     sample = nights.scenario.parent / "llama_small.toml"
     text = sample.read_text()
-    with prefect_in_this_process():
-        nights.run("n1")
-        sample.write_text(text.replace("\n[cmd_args]", '\nexclude_nodes = ["node1"]\n[cmd_args]', 1))
-        nights.run("n2")
-        sample.write_text(text)
-        nights.run("n3", factor=1.1)
-        nights.run("n4", factor=1.1)
-        nights.run("n5", factor=1.1, slow_nodes={"node1": 1.2})
-        commit_behaviour(nights.repositories, "Synchronise after every bucket", step_time_factor=1.1)
-        nights.run("n6", factor=1.1)
+    nights.run("n1")
+    sample.write_text(text.replace("\n[cmd_args]", '\nexclude_nodes = ["node1"]\n[cmd_args]', 1))
+    nights.run("n2")
+    sample.write_text(text)
+    nights.run("n3", factor=1.1)
+    nights.run("n4", factor=1.1)
+    nights.run("n5", factor=1.1, slow_nodes={"node1": 1.2})
+    commit_behaviour(nights.repositories, "Synchronise after every bucket", step_time_factor=1.1)
+    nights.run("n6", factor=1.1)
     return nights
 
 
@@ -109,9 +107,8 @@ def test_a_test_whose_runs_fall_into_two_speeds_is_unstable_and_nobody_is_blamed
 ) -> None:
     nights = Nights(tmp_path, environments_dir)
     names = [f"2026-11-{day:02}" for day in range(1, 31)] + ["2026-12-01", "2026-12-02"]
-    with prefect_in_this_process():
-        for night in names:
-            nights.run(night, slow_mode=(0.4, 1.12))
+    for night in names:
+        nights.run(night, slow_mode=(0.4, 1.12))
 
     ended = [nights.verdicts[night] for night in names[-3:]]
     assert {verdict.status for verdict in ended} == {VerdictStatus.UNSTABLE}

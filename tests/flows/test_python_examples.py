@@ -15,7 +15,7 @@ from examples.practice.repositories import install_torchrun, make_practice_repos
 from tests.flows.practice_night import Entry, write_scenario, write_site
 from tests.real.prefect_server import PrefectServer
 
-pytestmark = [pytest.mark.launcher, pytest.mark.prefect]
+pytestmark = pytest.mark.launcher
 
 ROOT = Path(__file__).parents[2]
 SHORT = {"train_samples": 80, "save_interval": 10}
@@ -23,7 +23,12 @@ SCRIPT, OWN_FLOW, STORED = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how-
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, environments_dir: Path, launcher_python: Path) -> Iterator[Path]:
+def folder(
+    tmp_path_factory: pytest.TempPathFactory,
+    environments_dir: Path,
+    launcher_python: Path,
+    prefect_server: PrefectServer,
+) -> Iterator[Path]:
     """A folder as a user has one: scenarios, a site file, and a Prefect server that is configured."""
     folder = tmp_path_factory.mktemp("python")
     repositories = make_practice_repositories(folder / "practice")
@@ -35,13 +40,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory, environments_dir: Path, lau
     sample = (conf / "vlm_small.toml").read_text()
     (conf / "vlm_small.toml").write_text(re.sub(r"train_samples = 320.*", "train_samples = 80", sample))
     write_site(folder / "site.toml", workspace=folder / "workspace", environments=environments_dir)
-    server = PrefectServer(folder / "server", {})
-    server.start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_API_URL", server.api_url)
+        patch.setenv("PREFECT_API_URL", prefect_server.api_url)
         patch.setenv("PYTHONPATH", str(ROOT))
         yield folder
-    server.stop()
 
 
 def output_of(code: str, folder: Path) -> str:

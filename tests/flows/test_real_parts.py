@@ -11,7 +11,6 @@ import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +32,10 @@ from nightbridge.models import ClusterSettings, NightReport, RunRecord, Verdict,
 from nightbridge.slurm.attempt_files import read_submission
 from tests.conftest import BUCKET
 from tests.flows.practice_night import NIGHTBRIDGE, Entry, nightbridge, write_scenario, write_site
-from tests.real.prefect_harness import prefect_in_this_process
 from tests.real.s3_servers import S3Server
 from tests.real.slurm_daemons import SlurmDaemons
 
-pytestmark = [pytest.mark.slurm, pytest.mark.s3, pytest.mark.launcher]
+pytestmark = [pytest.mark.slurm, pytest.mark.s3, pytest.mark.launcher, pytest.mark.usefixtures("flows_here")]
 
 STEPS = 40
 WARMUP = 10
@@ -81,12 +79,6 @@ class Place:
         """Every job that accounting has ever heard of."""
         listed = self.slurm.command("sacct", "-nPX", "--starttime=2000-01-01", "--format=JobID").stdout
         return sorted(int(line) for line in listed.split())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _prefect() -> Iterator[None]:
-    with prefect_in_this_process():
-        yield
 
 
 @pytest.fixture(scope="module")
