@@ -97,7 +97,7 @@ class _GivenUp(Exception):
 
 def _take(names: list[str], slots: contextlib.ExitStack, check: Callable[[], None]) -> None:
     """Wait for a slot of each limit, and enter it; `check` is called now and then, and ends the wait by raising."""
-    logged = False
+    logged = ""
     while True:
         check()
         if not _asking.acquire(timeout=_LOOK_AGAIN):
@@ -109,13 +109,15 @@ def _take(names: list[str], slots: contextlib.ExitStack, check: Callable[[], Non
                 slots.enter_context(taken.pop_all())
             return
         except TimeoutError:
-            if not logged:
-                get_run_logger().info("waiting for a slot of %s: all are taken", " and ".join(names))
-            logged = True
+            why = "all are taken"
         except ConcurrencySlotAcquisitionError as error:
-            _check_refusal(names, error)
+            why = _refusal(names, error)
+            time.sleep(_LOOK_AGAIN)
         finally:
             _asking.release()
+        if why != logged:  # and not in each second of a night for which somebody has set the limit to 0
+            get_run_logger().info("waiting for a slot of %s: %s", " and ".join(names), why)
+        logged = why
 
 
 def _slot(name: str) -> contextlib.AbstractContextManager[None]:
@@ -132,16 +134,19 @@ def _slot(name: str) -> contextlib.AbstractContextManager[None]:
     )
 
 
-def _check_refusal(names: list[str], error: ConcurrencySlotAcquisitionError) -> None:
-    """Wait a while when the server did not answer; a limit that is gone is no wait."""
+def _refusal(names: list[str], error: ConcurrencySlotAcquisitionError) -> str:
+    """Why the server gave no slot, or did not answer.
+
+    Raises:
+        PermanentError: The limit is gone: that is no wait.
+    """
     if error.__cause__ is None:
         raise PermanentError(
             "the limit is gone from Prefect's server",
             subject=", ".join(names),
             advice="Start the night again",
         ) from error
-    get_run_logger().warning("no slot of %s yet: %s", " and ".join(names), error.__cause__)
-    time.sleep(_LOOK_AGAIN)
+    return " ".join(str(error.__cause__).split())[:200]
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """How many jobs of ours a cluster has at once."""
 
+import contextlib
 import contextvars
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -9,9 +11,11 @@ from pathlib import Path
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 
 from nightbridge.errors import PermanentError
 from nightbridge.models import ClusterSettings, LaunchPlan, Site
+from nightbridge.tasks import limits
 from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.limits import job_slots, limits_of
 from tests.builders import make_plan, record_submission
@@ -91,6 +95,27 @@ def test_a_limit_that_somebody_deleted_is_no_licence(tmp_path: Path) -> None:
 
     with shared_night():
         one()
+
+
+def test_why_there_is_no_slot_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    refused = ConcurrencySlotAcquisitionError("no slot")
+    refused.__cause__ = ValueError("422: Slots requested is greater than the limit")
+    answers = iter([refused, refused, TimeoutError(), TimeoutError(), refused])
+
+    def slot(name: str) -> contextlib.AbstractContextManager[None]:
+        for answer in answers:
+            raise answer
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(limits, "_slot", slot)
+    monkeypatch.setattr(limits, "_LOOK_AGAIN", 0.0)
+    monkeypatch.setattr(limits, "get_run_logger", lambda: logging.getLogger("nightbridge"))
+
+    with contextlib.ExitStack() as slots, caplog.at_level("INFO", "nightbridge"):
+        limits._take(["nightbridge-hopper"], slots, lambda: None)
+
+    refusal = "422: Slots requested is greater than the limit"
+    assert [line.rpartition("hopper: ")[2] for line in caplog.messages] == [refusal, "all are taken", refusal]
 
 
 def test_a_job_that_is_found_again_is_watched_before_its_slot_is_free(tmp_path: Path) -> None:
