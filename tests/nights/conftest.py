@@ -37,7 +37,7 @@ EVERY_STAGE = os.environ.get("NIGHTBRIDGE_EVERY_STAGE") == "1"
 
 QUICK = {
     "NIGHTBRIDGE_RETRY_DELAY": "0.2",
-    "PREFECT_WORKER_QUERY_SECONDS": "1",
+    "PREFECT_WORKER_QUERY_SECONDS": "3",
     "PREFECT_WORKER_PREFETCH_SECONDS": "1",
 }
 """Delays that are for outages of minutes and hours, as long as the outages here."""
@@ -45,8 +45,8 @@ QUICK = {
 SHARP_EYES = {"silence": 5, "start_up": 60, "no_heartbeat": 60, "second_look": 1, "last_word": 5}
 """The reaper's seconds, for tests that wait for it."""
 
-REAP_EVERY = 10.0
-"""Seconds from one look of the reaper to the next, which are five minutes in the shipped schedule."""
+REAP_EVERY = 20.0
+"""Seconds from one look of the reaper to the next, which are five minutes in the shipped schedule; each is a flow run."""
 
 SLOT, ZONE = time(1), ZoneInfo("Europe/Berlin")
 """Of the schedule that is shipped."""
@@ -56,6 +56,9 @@ ENTRIES = (
     Entry(id="grids", sample="vlm_small", cmd_args={"train_samples": 160, "save_interval": 10}, gate=WIDE),
 )
 """The tests of a night: one goes through NeMo-Run's launcher, one does without."""
+
+PLAIN = ENTRIES if EVERY_STAGE else (ENTRIES[1], ENTRIES[1].model_copy(update={"id": "others"}))
+"""The same where server, database or clock fail, which the launcher, most of a night's work, knows nothing of."""
 
 
 def in_any_stage(*stages: str) -> pytest.MarkDecorator:
@@ -258,11 +261,11 @@ def begin(rig: Rig, tmp_path: Path) -> Iterator[Callable[..., Night]]:
     """Starts a night in the test's own workspace; what the test leaves is ended after it."""
     begun: list[Night] = []
 
-    def start(night: str | None = None) -> Night:
-        scenario = write_scenario(tmp_path / "conf", rig.workloads, "faults", *ENTRIES)
+    def start(night: str | None = None, entries: Sequence[Entry] = ENTRIES) -> Night:
+        scenario = write_scenario(tmp_path / "conf", rig.workloads, "faults", *entries)
         site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=rig.environments)
         chosen = night or f"n{secrets.token_hex(3)}"
-        tests = [entry.id for entry in ENTRIES]
+        tests = [entry.id for entry in entries]
         begun.append(start_night(rig.installed, tmp_path / "workspace", chosen, tests, scenario=scenario, site=site))
         return begun[-1]
 

@@ -16,7 +16,7 @@ import pytest
 from nightbridge.slurm.states import TERMINAL
 from tests.conftest import need
 from tests.flows.practice_night import NIGHTBRIDGE
-from tests.nights.conftest import SEED, SHARP_EYES, Rig, in_any_stage
+from tests.nights.conftest import PLAIN, SEED, SHARP_EYES, Rig, in_any_stage
 from tests.nights.installation import wait_for
 from tests.nights.night import GOOD_STATES, STAGES, Night
 from tests.real.postgres import postgres_missing_reason
@@ -70,6 +70,7 @@ def test_the_night_of_a_lost_host_goes_on_by_itself_on_another_one(rig: Rig, beg
 
     rig.workers[0].lose_host()
     rig.start_worker()
+    time.sleep(SHARP_EYES["silence"])  # the reaper believes it at its first look
 
     night.passes(meanwhile=rig.reap)
 
@@ -120,7 +121,7 @@ def test_two_workers_and_a_person_run_one_night_at_once(rig: Rig, begin: Begin, 
 
 @in_any_stage()
 def test_a_server_that_is_away_for_a_while_is_waited_for(rig: Rig, begin: Begin, stage: str) -> None:
-    night = begin()
+    night = begin(entries=PLAIN)
     night.wait_until(stage)
 
     for seconds in (SHARP_EYES["silence"] / 2, OUTAGE):
@@ -134,7 +135,7 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(rig: Rig, begin: Begin,
 
 
 def test_a_server_that_dies_right_after_a_night_has_told_its_end(rig: Rig, begin: Begin) -> None:
-    night = begin()
+    night = begin(entries=PLAIN)
     night.wait_for_state(*GOOD_STATES)
 
     rig.server.kill()  # It takes events at once, and writes them to its database every few seconds.
@@ -147,7 +148,7 @@ def test_a_server_that_dies_right_after_a_night_has_told_its_end(rig: Rig, begin
 def test_a_database_that_is_restarted_is_waited_for(rig: Rig, begin: Begin, stage: str) -> None:
     need(postgres_missing_reason())
     assert rig.postgres is not None
-    night = begin()
+    night = begin(entries=PLAIN)
     night.wait_until(stage)
 
     rig.postgres.stop()
@@ -161,7 +162,7 @@ def test_a_tenth_of_all_calls_fails_for_a_whole_night(rig: Rig, begin: Begin) ->
     print(f"NIGHTBRIDGE_FAULT_SEED={SEED}")
     rig.proxy.fault = at_random(SEED, 0.1)
 
-    night = begin()
+    night = begin(entries=PLAIN)
 
     night.passes()
     assert rig.proxy.faults > 5
