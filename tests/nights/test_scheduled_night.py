@@ -1,6 +1,7 @@
 """The product: what `make deploy` and `make worker` set up runs a night by the clock, from its cron line to its verdict.
 
-Nothing is passed to these nights, neither an id nor a file: the schedule starts them, as it does at one in the morning.
+Nothing is passed to these nights, neither an id nor a file: the schedule starts them, as it does at one in the morning. They
+are on PostgreSQL where it can be had: `test_clock_and_disk.py` has the schedule's nights on SQLite. `make soak` has both here.
 """
 
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.conftest import need
+from tests.nights.conftest import EVERY_STAGE
 from tests.nights.installation import Installation, clone, read_json, wait_for
 from tests.real.postgres import postgres_missing_reason, start_postgres
 from tests.real.prefect_server import PrefectServer
@@ -25,6 +27,8 @@ TESTS = {"llama-small", "deepseek-small"}
 ZONE = ZoneInfo("Europe/Berlin")
 """Of the schedule in `prefect.yaml`."""
 
+DATABASES = ("SQLite", "PostgreSQL") if EVERY_STAGE else ("SQLite" if postgres_missing_reason() else "PostgreSQL",)
+
 
 @pytest.fixture(scope="module")
 def deployed(
@@ -35,7 +39,7 @@ def deployed(
     They wait for the clock at the same time.
     """
     with ExitStack() as stack, ThreadPoolExecutor() as threads:
-        urls: dict[str, str | None] = {"SQLite": None}
+        urls: dict[str, str | None] = {"SQLite": None} if "SQLite" in DATABASES else {}
         if postgres_missing_reason() is None:
             postgres = start_postgres()
             stack.callback(postgres.remove)
@@ -60,7 +64,7 @@ def run_two_nights(folder: Path, environments: Path, database_url: str | None, s
     return installed
 
 
-@pytest.fixture(params=["SQLite", "PostgreSQL"])
+@pytest.fixture(params=DATABASES)
 def two_nights(request: pytest.FixtureRequest, deployed: dict[str, Future[Installation]]) -> Installation:
     if request.param == "PostgreSQL":
         need(postgres_missing_reason())
