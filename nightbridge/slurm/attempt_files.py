@@ -300,6 +300,13 @@ def read_exit_code(attempt_dir: Path) -> int | None:
     return _read_number(attempt_dir / EXIT_CODE)
 
 
+def exit_code_written_at(attempt_dir: Path) -> int | None:
+    """When the exit file was written, in nanoseconds of the file server's clock; None where there is none (yet)."""
+    with contextlib.suppress(FileNotFoundError):
+        return (attempt_dir / EXIT_CODE).lstat().st_mtime_ns
+    return None
+
+
 def unreadable_numbers(attempt_dir: Path) -> tuple[str, ...]:
     """A line for each file of the attempt that has to hold a number, and is there without one."""
     there = (attempt_dir / name for name in (CLAIM, EXIT_CODE) if os.path.lexists(attempt_dir / name))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from nightbridge.errors import DamagedData, NightbridgeError, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import Job, JobState, JobStatus, utc_now
 from nightbridge.slurm.attempt_files import (
+    exit_code_written_at,
     in_its_folder,
     read_attempt,
     read_claim,
@@ -85,6 +86,8 @@ class _Watched:
         self.ended_at: float | None = None
         self.exit_code: int | None = None
         self.exit_code_at: float | None = None
+        self.outdated: int | None = None
+        """When the exit file was written that was there as Slurm last called it waiting: that of before a requeue."""
         self.silent_since: datetime | None = None
         self.unknown_since: datetime | None = None
         """Since when both sources have answered, and neither has known it."""
@@ -100,6 +103,9 @@ class _Watched:
             self.changed_at = now
         self.status = status
         self.reported_at = now
+        if status.state in WAITING:
+            with contextlib.suppress(OSError):  # the file system is away
+                self.outdated = exit_code_written_at(self.job.attempt_dir)
         if waits_for_another(status):
             self.depended_at = utc_now()
         if status.state is JobState.UNKNOWN:
@@ -131,7 +137,8 @@ class _Watched:
         try:
             code = read_exit_code(self.job.attempt_dir)
             # One that another job of the attempt left is not ours, and one of before a requeue is no end.
-            requeued = self.status is not None and self.status.state in WAITING
+            waits = self.status is not None and self.status.state in WAITING
+            requeued = waits and exit_code_written_at(self.job.attempt_dir) == self.outdated
             if code is not None and (requeued or read_claim(self.job.attempt_dir) not in (None, self.job.job_id)):
                 code = None
         except OSError:  # the file system is away: what is known of the file stands
@@ -288,6 +295,9 @@ class Watcher:
     def _unknown(self, jobs: Sequence[Job], error: Exception) -> None:
         """Take in that a query was not answered, which says nothing about any job."""
         self._failures += 1
+        with self._changed:
+            for watched in self._watched.values():
+                watched.unknown_since = None  # what comes back after an outage has to catch up first
         self._publish(jobs, {})
         silent = (watched.silent_since for watched in self._watched.copy().values() if watched.silent_since)
         since = min(silent, default=None)

@@ -228,6 +228,23 @@ def test_the_exit_file_of_before_a_requeue_does_not_end_a_job_that_waits_to_run_
     assert end.result(timeout=60).exit_file_code == 0
 
 
+def test_the_exit_file_of_a_job_that_ran_while_slurm_did_not_answer_ends_it(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    """It was waiting to run again when Slurm was last heard of, and has started and ended since."""
+    job = make_job(tmp_path)
+    (job.attempt_dir / "exit_code").write_text("143\n")
+    stub.say(1, JobState.PENDING, reason="BeginTime")
+    end = following(job)
+    time.sleep(0.3)
+    stub.error = StatusUnknown("slurmctld is away")
+
+    (job.attempt_dir / "exit_code").unlink()
+    (job.attempt_dir / "exit_code").write_text("0\n")
+
+    assert end.result(timeout=10).exit_file_code == 0
+
+
 def test_an_unknown_state_ends_nothing(
     stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
 ) -> None:
@@ -314,6 +331,24 @@ def test_a_job_whose_end_accounting_learns_late_is_not_lost(
     stub.complete = True
     time.sleep(0.5)
     stub.say(1, JobState.TIMEOUT, exit_code=0, cancelled_by="")
+    job = end.result(timeout=60)
+
+    assert job.status is not None
+    assert job.status.state is JobState.TIMEOUT
+
+
+def test_what_was_unknown_before_an_outage_is_not_lost_by_the_first_answer_after_it(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    end = following(make_job(tmp_path))
+    time.sleep(1.3)
+
+    stub.error = StatusUnknown("the network is away")
+    time.sleep(2)
+    stub.error = None
+    time.sleep(0.7)
+    assert not end.done()
+    stub.say(1, JobState.TIMEOUT, exit_code=0)
     job = end.result(timeout=60)
 
     assert job.status is not None
