@@ -49,6 +49,7 @@ from nightbridge.slurm.attempt_files import (
     open_attempt,
     read_attempt,
     read_cancellation,
+    read_claim,
     read_intents,
     read_submission,
 )
@@ -155,7 +156,7 @@ def _is_lost(attempt: AttemptContext, cluster: Cluster) -> bool:
         damaged = True
     lookup = cluster.find(attempt.name)
     over = lookup.complete and all(job.state in TERMINAL for job in lookup.jobs)
-    return over and (damaged or bool(lookup.jobs))
+    return over and (damaged or bool(lookup.jobs) or read_claim(attempt.attempt_dir) is not None)
 
 
 def next_attempt(run: RunSpec, site: Site, *, after: int) -> AttemptContext:
@@ -318,12 +319,19 @@ def fitting_options(options: Sequence[str], script: str) -> list[str]:
 
 def _with_one_dependency(options: Sequence[str], script: str) -> list[str]:
     """Options with all that the job waits for, by its script as well, in one of them: sbatch takes the last alone."""
-    waits = [option.removeprefix("--dependency=") for option in options if option.startswith("--dependency=")]
-    if not waits:
-        return list(options)
+    others = [option for option in options if option_names(option) != {"dependency"}]
+    if len(others) == len(options):
+        return others
+    in_options = [_named_options([option])["dependency"] for option in options if option not in others]
     in_script = _named_options(_script_words(script)).get("dependency", "")
-    joined = ",".join(dict.fromkeys(filter(None, (in_script, *waits))))
-    return [*(option for option in options if not option.startswith("--dependency=")), f"--dependency={joined}"]
+    waits = list(dict.fromkeys(filter(None, (in_script, *in_options))))
+    if len(waits) > 1 and (either := next((wait for wait in waits if "?" in wait), "")):
+        raise LaunchRefused(
+            "sbatch cannot wait for any of several jobs, and for another one besides",
+            subject=f"--dependency={either}",
+            advice="Name one of these jobs, or separate them by commas",
+        )
+    return [*others, f"--dependency={','.join(waits)}"]
 
 
 def _listed(nodes: str) -> str:
@@ -350,11 +358,15 @@ def _script_words(script: str) -> list[str]:
 
 
 def _named_options(words: Sequence[str]) -> dict[str, str]:
-    """Options with their values; the names alone where a plugin's option is among them, whose form is not known."""
+    """Options with their values, besides those of plugins, whose form is not known."""
     try:
         return split_options(words, SBATCH)[0]
     except InvalidInput:
-        return dict.fromkeys((name for word in words for name in option_names(word)), "")
+        named: dict[str, str] = {}
+        for word, after in zip(words, [*words[1:], ""], strict=True):
+            with contextlib.suppress(InvalidInput):
+                named |= split_options([word, "" if after.startswith("-") else after], SBATCH)[0]
+        return named
 
 
 SLURM_TYPES: Mapping[str, str] = {

@@ -335,6 +335,15 @@ def test_the_job_of_another_workspace_is_not_taken_for_the_own_one(
     assert read_submission(attempt.attempt_dir) is None
 
 
+def test_an_attempt_that_only_a_claim_is_left_of_is_left_for_a_new_one(site: Site, cluster: LocalCluster) -> None:
+    first = next_attempt(RUN, site, after=0)
+    (first.attempt_dir / "claim").write_text("4711 0 node1.99\n")
+
+    with pytest.raises(DamagedData):
+        find_submission(first, cluster)
+    assert choose_attempt(NEW, RUN, site).attempt == 2
+
+
 def test_an_attempt_whose_job_is_over_and_known_is_gone_on_with(site: Site, cluster: LocalCluster) -> None:
     first = next_attempt(RUN, site, after=0)
     declare_intent(first.attempt_dir, first.attempt_dir / "train_sbatch.sh", first.attempt_dir, after=0)

@@ -98,12 +98,25 @@ def test_a_file_of_excluded_nodes_is_read_and_the_failed_ones_are_added(tmp_path
         (["--dependency=afterok:7", "--dependency=afterany:9"], SCRIPT, ["--dependency=afterok:7,afterany:9"]),
         (["--dependency=afterany:9"], "#!/bin/bash\n#SBATCH -d afterok:7\n", ["--dependency=afterok:7,afterany:9"]),
         ([], "#!/bin/bash\n#SBATCH -d afterok:7\n", []),
+        (["--dependency=afterany:9", "-dafterok:7"], "#!/bin/bash\n", ["--dependency=afterany:9,afterok:7"]),
+        (["--dependency=afterany:9", "--depend=afterok:7"], "#!/bin/bash\n", ["--dependency=afterany:9,afterok:7"]),
+        (
+            ["--dependency=afterany:9"],
+            "#!/bin/bash\n#SBATCH --my-plugin=3\n#SBATCH --dependency=afterok:7\n",
+            ["--dependency=afterok:7,afterany:9"],
+        ),
+        (["--dependency=afterok:7?afterok:8"], "#!/bin/bash\n", ["--dependency=afterok:7?afterok:8"]),
     ],
 )
 def test_a_job_waits_for_what_its_user_and_its_scenario_name(
     options: list[str], script: str, fitting: list[str]
 ) -> None:
     assert fitting_options(options, script) == fitting
+
+
+def test_a_job_cannot_wait_for_any_of_several_and_for_another_one() -> None:
+    with pytest.raises(LaunchRefused, match=r"afterok:7\?afterok:8: sbatch cannot wait for any"):
+        fitting_options(["--dependency=afterok:7?afterok:8", "--dependency=afterany:9"], "#!/bin/bash\n")
 
 
 @pytest.mark.parametrize(
