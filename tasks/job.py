@@ -6,6 +6,7 @@ Dependencies: a run whose job waits for another one's needs that job's id first.
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from prefect.logging import get_run_logger
 
@@ -14,7 +15,7 @@ from nightbridge.masking import mask_text
 from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, RunSpec, SecretRef, Site
 from nightbridge.outputs.experiment import RunToRead, evidence_of
 from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
-from nightbridge.slurm.attempt_files import newest_intent, read_attempt, read_submission
+from nightbridge.slurm.attempt_files import newest_intent, note_waiting, read_attempt, read_submission
 from nightbridge.slurm.attempts import (
     NotSubmittedYet,
     dependency_options,
@@ -182,7 +183,8 @@ def watch(job: Job, plan: LaunchPlan, site: Site) -> Job:
     display.end(ended)
     run = RunToRead(jobs=(ended,), plan=plan)
     # A file system that ended the job may be away for as long as a store: without the evidence its end is a guess.
-    evidence = wait_out(lambda: evidence_of(run), (TransientError,), first_delay=first_delay())
+    note = partial(note_waiting, plan.run_key, site.workspace)
+    evidence = wait_out(lambda: evidence_of(run), (TransientError,), first_delay=first_delay(), note=note)
     ended = classify(ended, evidence)
     ended = ended.model_copy(update={"outcome_reason": display.masked(ended.outcome_reason)})
     record_ended(ended)

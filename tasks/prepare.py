@@ -198,7 +198,7 @@ def _refuse_errors(run: RunSpec, violations: Sequence[Violation], attempt_dir: P
     if found and not may_have_job(attempt_dir):
         raise InvalidInput(f"{len(found)} rule(s) broken", subject=run.test.id, violations=found)
     for violation in found:
-        run_log().warning("its job is in Slurm already, so it goes on: %s", violation)
+        run_log().warning("it was submitted before, so it goes on: %s", violation)
 
 
 def _check_place(site: Site) -> None:

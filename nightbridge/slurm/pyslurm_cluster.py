@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -137,6 +138,10 @@ class PyslurmCluster(CommandLineCluster):
         except PermanentError as error:
             self._log_once(f"jobs are not tested before their submission: {error}")
             return ""
+
+    def _check_accounting(self) -> None:
+        if shutil.which("sacct", path=self._environment().get("PATH")):  # pyslurm itself does not need it
+            super()._check_accounting()
 
     def _live_jobs(self, *, ids: Sequence[int] = (), name: str = "") -> list[JobStatus] | None:
         return self._jobs("live", ids=list(ids), name=name, uid=os.getuid())

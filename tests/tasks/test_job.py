@@ -25,7 +25,7 @@ from nightbridge.models import (
 )
 from nightbridge.outputs import experiment
 from nightbridge.outputs.experiment import RunToRead
-from nightbridge.slurm.attempt_files import AttemptContext, declare_intent, open_attempt
+from nightbridge.slurm.attempt_files import AttemptContext, declare_intent, open_attempt, read_waiting
 from nightbridge.slurm.attempts import attempts_of, read_ended, record_ended
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.outcome import RunEvidence
@@ -98,7 +98,10 @@ def test_a_job_whose_output_is_away_when_it_ends_is_judged_once_it_can_be_read(
     plan = make_plan("away", attempt_dir, tasks_per_node=1)
     really, away = experiment.evidence_of, [TransientError("cannot be read now")] * (RETRIES + 2)
 
+    noted = []
+
     def evidence_of(run: RunToRead) -> RunEvidence:
+        noted.append(read_waiting(plan.run_key, tmp_path))
         if away:
             raise away.pop()
         return really(run)
@@ -112,6 +115,7 @@ def test_a_job_whose_output_is_away_when_it_ends_is_judged_once_it_can_be_read(
 
     assert night().outcome is Outcome.PROGRAM_ERROR
     assert away == []
+    assert {waiting.what for waiting in noted[1:] if waiting} == {"cannot be read now"}
 
 
 # --- dependencies ----------------------------------------------------------------------------------------------------

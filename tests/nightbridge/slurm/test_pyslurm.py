@@ -65,6 +65,16 @@ def scripted(tmp_path: Path) -> Scripted:
     return Scripted(tmp_path)
 
 
+def test_a_host_without_sacct_has_limits(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library reads accounting by itself."""
+    monkeypatch.setenv("PATH", str(scripted.folder))
+    scripted.command("sinfo", "echo 'batch*|1:00|1|1|(null)'")
+    for name in ("srun", "scontrol", "sacctmgr"):
+        scripted.command(name, "exit 1")
+
+    assert scripted.cluster.limits().partition == "batch"
+
+
 def row(**attributes: Any) -> dict[str, Any]:
     return {"id": 7, "name": NAME, "state": "RUNNING", **attributes}
 
