@@ -141,7 +141,7 @@ def find_change(
         good, bad = (indices[night] for night in (request.good or "", request.bad or ""))
         if good >= bad:
             raise InvalidInput(f"it is not before {request.bad}", subject=str(request.good), advice="Swap the nights")
-        return moved_shift(rows, nights, good, nights[bad], request.metric)
+        return moved_shift(rows, nights, good, nights[bad], request.metric, decisions)
     own = [row for row in rows if row.series == nights[-1].series]
     try:
         return requested_shift(own, verdict_of, request.metric, decisions)

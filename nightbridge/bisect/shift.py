@@ -175,7 +175,10 @@ def find_other_losses(rows: Sequence[HistoryRow], decisions: Sequence[Decision] 
     Raises:
         InvalidInput: There is none.
     """
-    nights = [as_decided(night.own, decisions) for night in nights_of(rows)]
+    undecided = [night.own for night in nights_of(rows)]
+    nights = [as_decided(night, decisions) for night in undecided]
+    if nights[-1].verdict in GOOD_VERDICTS:  # what the last night has was accepted, and is searched all the same
+        nights = undecided
     good = next((night for night in reversed(nights) if night.verdict in GOOD_VERDICTS), nights[0])
     later = [night for night in nights if night.order > good.order]
     digest = comparable_digest(good.summary)
@@ -233,7 +236,12 @@ def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None, decisions: 
 
     A night that regressed in something else than what is searched is as good as any.
     """
-    nights = [as_decided(night.own, decisions) for night in nights_of(rows)]
+    undecided = [night.own for night in nights_of(rows)]
+    nights = [as_decided(night, decisions) for night in undecided]
+    last = max((at for at, night in enumerate(undecided) if night.verdict is VerdictStatus.REGRESSED), default=0)
+    if undecided and nights[last].verdict is not VerdictStatus.REGRESSED:
+        # What became worse last was accepted, and is searched all the same.
+        nights, decisions = undecided, ()
     wanted = {metric} if metric else _regressed_in(rows, metric, decisions)
     searched = [good_for(night, facts_of(wanted)) for night in nights] if wanted else nights
     # A user may name what has not regressed.
@@ -245,7 +253,8 @@ def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None, decisions: 
             "nothing became worse", subject=rows[0].test_id if rows else "history", advice="See `nightbridge history`"
         )
     bad = min(index for index in regressed if index > good[-1])
-    worse = {name: change for name, change in nights[bad].worse.items() if name in wanted or not wanted}
+    facts = facts_of(wanted)
+    worse = {name: change for name, change in nights[bad].worse.items() if not wanted or facts_of([name]) <= facts}
     begun = nights[bad].model_copy(update={"worse": worse})
     return moved_shift(rows, nights, good[-1], begun, metric, decisions)
 
@@ -270,7 +279,7 @@ def moved_shift(
     regressed = [each for each in METRIC_BY_NAME.values() if each.name in bad.worse]
     of_tables = [each for each in COLUMNS if each in regressed]
     for one in of_tables or regressed or COLUMNS if metric is None else (metric_named(metric),):
-        known = [row for row in good if not is_left_out(decisions, one.name, row.night)]
+        known = [row for row in good if not is_left_out(decisions, one.name, row.night)] or good
         earlier = [value for row in known if (value := measured(one, row.summary)) is not None]
         now = measured(one, bad.summary)
         if earlier and now is not None and (level := statistics.median(earlier)):

@@ -197,7 +197,10 @@ def _fault(
 ) -> tuple[str, str]:
     """The first and the last night of what was repaired."""
     own = [row for row in rows if row.repeat == 0] or list(rows)
-    begun = [change.night for change in _ongoing(found, metrics)]
+    # On the first good nights after a fault its level is left, and is what was fixed.
+    is_over = own[-1].verdict in GOOD_VERDICTS
+    about = [trend for trend in found if not metrics or trend.metric in metrics]
+    begun = [change.night for trend in about if (change := trend.last_worse if is_over else trend.ongoing)]
     forced = {one for name in metrics or METRIC_BY_NAME for one in in_force(decisions, name)}
     known = [one for one in decisions if one in forced and one.kind == "acknowledged" and not one.ended]
     if known and not begun and own[-1].verdict not in BAD:
@@ -244,7 +247,8 @@ def _streak(rows: Sequence[HistoryRow], decisions: Sequence[Decision]) -> str:
 
     A level that was accepted before is not what is bad now, unless the last night has that level.
     """
-    if as_decided(rows[-1], decisions).verdict is rows[-1].verdict:
+    own = next((row for row in reversed(rows) if row.repeat == 0), rows[-1])
+    if as_decided(own, decisions).verdict is own.verdict:
         rows = [as_decided(row, decisions) for row in rows]
     streak, last = rows[-1].night, rows[-1].verdict
     alike = frozenset({last}) if last is VerdictStatus.SUSPICIOUS else BAD

@@ -223,7 +223,9 @@ def _with_limits(result: MetricResult, series: MetricSeries) -> MetricResult:
     ):
         if limits and (broken := beyond_limits(metric, value, limits)):
             agreement = agreement_of([bool(beyond_limits(metric, run, limits)) for run in runs])
-            return _worse_by_itself(result, series, f"{broken}, {whose}: {format_value(value, metric.unit)}", agreement)
+            reason = f"{broken}, {whose}: {format_value(value, metric.unit)}"
+            worse = _worse_by_itself(result, series, reason, agreement)
+            return worse._replace(comparison=worse.comparison.model_copy(update={"by_itself": True}))
     return result
 
 
@@ -266,7 +268,9 @@ def _with_ongoing(result: MetricResult, series: MetricSeries, band: Band) -> Met
     points, least = _levels(metric, values, tonight.gate, band.width if metric.least_change else 0.0)
     ongoing, value = ongoing_regression(metric, points, least), steady[-1]
     is_over = ongoing is None or value is None or is_back(metric, ongoing, value, band.noise or 0.0)
-    if ongoing is None or is_over or was_left(metric, ongoing, tonight.nights, values):
+    # One good night may be an accident: what the band does not see is bad again where the level is.
+    is_new = ongoing is not None and (result.comparison.status == "regressed" or not ongoing.holds(values[-1]))
+    if ongoing is None or is_over or (is_new and was_left(metric, ongoing, tonight.nights, values)):
         return _with_improvement(result, series, lasting_improvement(metric, points, least))
     begin = first_night(ongoing.began, tonight.nights, values)
     if field != metric.field:

@@ -395,7 +395,7 @@ def control_point(past: Sequence[Night], decisions: Sequence[Decision]) -> Histo
     good = (
         own
         for own in (night.own for night in reversed(past))
-        if (is_good(own) or is_good_by_decision(decisions, own.night, own.verdict, own.worse))
+        if (is_good(own) or is_good_by_decision(decisions, own))
         and (own.prefix and not own.resumed and not _is_decided(own, decisions))
     )
     points = [*itertools.islice(good, WINDOW)][::-1]

@@ -16,7 +16,7 @@ Nothing is deleted: the nights stay in the history, and the changes in the trend
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 from urllib.parse import quote
 
@@ -209,24 +209,25 @@ def is_accepted(decisions: Sequence[Decision], metric: str, night: str) -> bool:
     return any(one.holds and one.since <= night <= one.night for one in in_force(decisions, metric))
 
 
-def is_good_by_decision(
-    decisions: Sequence[Decision], night: str, verdict: VerdictStatus | None, worse: Iterable[str]
-) -> bool:
+def is_good_by_decision(decisions: Sequence[Decision], row: HistoryRow) -> bool:
     """Whether all that was bad in a night was accepted, so that its code is a last good point as well.
 
     Nobody knows in what a night was too good to be believed: then all has to be accepted.
     """
-    return verdict in (VerdictStatus.REGRESSED, VerdictStatus.SUSPICIOUS) and all(
-        is_accepted(decisions, metric, night) for metric in list(worse) or METRIC_BY_NAME
-    )
+    if row.verdict not in (VerdictStatus.REGRESSED, VerdictStatus.SUSPICIOUS) or row.broken:
+        return False
+    # One that regressed in no metric is worse than golden values, which no decision changes.
+    bad = list(row.worse if row.verdict is VerdictStatus.REGRESSED else METRIC_BY_NAME)
+    return bool(bad) and all(is_accepted(decisions, metric, row.night) for metric in bad)
 
 
 def as_decided(row: HistoryRow, decisions: Sequence[Decision]) -> HistoryRow:
     """A run as it counts since users decided about it: good where all that was bad in it is accepted."""
-    if not row.worse and not is_good_by_decision(decisions, row.night, row.verdict, row.worse):
+    good = is_good_by_decision(decisions, row)
+    if not row.worse and not good:
         return row
-    worse = {name: change for name, change in row.worse.items() if not is_accepted(decisions, name, row.night)}
-    good = is_good_by_decision(decisions, row.night, row.verdict, row.worse)
+    kept = {name for name in row.worse if name in row.broken or not is_accepted(decisions, name, row.night)}
+    worse = {name: change for name, change in row.worse.items() if name in kept}
     return row.model_copy(update={"worse": worse, "verdict": VerdictStatus.PASSED if good else row.verdict})
 
 

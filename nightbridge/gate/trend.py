@@ -93,8 +93,11 @@ class Trend(Model):
 
         One that was repaired, or that is a baseline since, is no cause of what is worse tonight.
         """
-        if self.left:
-            return None
+        return None if self.left else self.last_worse
+
+    @property
+    def last_worse(self) -> Change | None:
+        """The same, also where good nights have left that level since: then it was repaired."""
         from nightbridge.history.changepoints import DEFAULT_POLICY
 
         metric = METRIC_BY_NAME[self.metric]
@@ -116,6 +119,10 @@ class NewLevel(NamedTuple):
     def change(self) -> float:
         """Relative, signed."""
         return (self.after - self.before) / abs(self.before) if self.before else 0.0
+
+    def holds(self, value: float | None) -> bool:
+        """Whether a night has this level rather than that before it."""
+        return value is not None and abs(value - self.after) < abs(value - self.before)
 
 
 def ongoing_regression(metric: Metric, points: "Sequence[ChangePoint]", minimum_change: float) -> NewLevel | None:

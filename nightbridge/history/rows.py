@@ -82,6 +82,7 @@ class HistoryRow(StoredModel):
     outcome_reason: str = ""
     verdict: VerdictStatus | None = Field(None, description="None until the run is judged.")
     worse: dict[str, float] = Field({}, description="By metric that regressed, its signed relative change.")
+    broken: tuple[str, ...] = Field((), description="Of these, those that broke a floor or ceiling.")
     moved: dict[str, float] = Field(
         {},
         description="By metric, how many times its level the cluster alone has moved it, by the control arms so far.",
@@ -136,6 +137,7 @@ def row_of(record: RunRecord, verdict: Verdict | None) -> HistoryRow:
             for item in (verdict.comparisons if verdict else ())
             if item.status == "regressed"
         },
+        broken=tuple(item.metric for item in (verdict.comparisons if verdict else ()) if item.by_itself),
         moved=verdict.moved if verdict else {},
         gpu_hours=gpu_hours(record),
         resumed=bool(resumed_from(record.spec.test)),

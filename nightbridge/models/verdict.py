@@ -49,6 +49,7 @@ class Comparison(Model):
     change: float | None = Field(None, description="(value - baseline) / baseline, signed.")
     threshold: float
     status: ComparisonStatus
+    by_itself: bool = Field(False, description="Whether it breaks a floor or ceiling, which no decision excuses.")
     golden: float | None = Field(None, description="The golden values' own, over the same steps; None without any.")
 
 

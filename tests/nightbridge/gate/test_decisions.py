@@ -1,5 +1,6 @@
 """Decisions: what people accepted stops alarming, is shown, and hides nothing that comes after it."""
 
+import random
 import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nightbridge.bisect.shift import requested_shift
 from nightbridge.cli.main import run
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.accept import accept, checked_kind, checked_metrics, withdraw
@@ -23,13 +25,14 @@ from nightbridge.gate.decisions import (
     record_decision,
 )
 from nightbridge.gate.judging import judge_and_record
+from nightbridge.gate.suspects import suspect_nights
 from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.trend import trends
 from nightbridge.gate.verdict import compare
 from nightbridge.history.history_store import put_row
 from nightbridge.history.reading import read_history
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import GOOD_VERDICTS, GatePolicy, RunRecord, Summary, Verdict, VerdictStatus
+from nightbridge.models import GOOD_VERDICTS, GatePolicy, Limits, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.report.overview import trend_lines
 from nightbridge.report.queries import compare_stored
 from nightbridge.store.directory import DirectoryStore
@@ -284,6 +287,70 @@ def test_a_level_that_was_repaired_and_comes_back_begins_when_it_came_back(
     assert made.since == night(34)
     verdicts, _rows = slowed(*levels, 1.1, 1.1, decisions=(made,))
     assert VerdictStatus.REGRESSED not in found(verdicts)[-2:]
+
+
+def test_a_ceiling_that_an_accepted_level_breaks_stands_since_that_level_and_is_blamed_on_no_later_night(
+    make_record: Callable[..., RunRecord],
+) -> None:
+    made = decision("acknowledged", night(20), night(22))
+    rows: list[HistoryRow] = []
+    for number in range(24):
+        summary = summary_at((1.1 if number >= 20 else 1.0) * (1 + 0.001 * (number % 3 - 1)))
+        record = make_record(summary, night(number), gate=GatePolicy(confirm=0, limits={"step_time": Limits(max=1.05)}))
+        known = (made,) if number > 22 else ()
+        verdict = compare(record, rows, Evidence(decisions=known))
+        rows.append(row_of(record, verdict))
+
+    assert (verdict.status, verdict.news, verdict.since) == (VerdictStatus.REGRESSED, "standing", night(20))
+    suspects = suspect_nights(verdict, rows, (made,))
+    assert suspects is not None
+    assert [row.night for row in suspects] == [night(19), night(20)]
+    searched = requested_shift(rows, lambda _: None, None, (made,))
+    assert (searched.good.night, searched.bad.night) == (night(19), night(20))
+
+
+@pytest.mark.parametrize("kind", ["acknowledged", "baseline"])
+@pytest.mark.parametrize("later", [0, 1])
+@pytest.mark.parametrize("metric", ["step_time", None])
+def test_what_was_accepted_can_still_be_searched(
+    slowed: Callable[..., Any], kind: str, later: int, metric: str | None
+) -> None:
+    made = decision(kind, night(20), night(20))
+    _verdicts, before = slowed(1.1)
+    _verdicts, after = slowed(*[1.1] * (1 + later), decisions=(made,))
+
+    searched = requested_shift([*before, *after[len(before) :]], lambda _: None, metric, (made,))
+
+    assert (searched.good.night, searched.bad.night) == (night(19), night(20))
+
+
+@pytest.mark.parametrize("good", [1, 2, 3, 4])
+def test_a_fault_is_marked_as_fixed_on_any_of_the_first_good_nights(
+    slowed: Callable[..., Any], store: DirectoryStore, good: int
+) -> None:
+    _verdicts, rows = slowed(*[1.1] * 8, *[1.0] * good)
+    for row in rows:
+        put_row(store, row)
+
+    made = accept(store, SERIES, "fixed", who="ann", why="reverted", cluster="dgx")
+
+    assert (made.since, made.night) == (night(20), night(27))
+
+
+def test_one_fast_night_ends_no_regression_that_is_within_the_band() -> None:
+    """Of sixty bad nights two pass; nine did when one good night was taken for a repair."""
+    passed = 0
+    for seed in range(100, 112):
+        noise = random.Random(seed)
+        rows: list[HistoryRow] = []
+        for number, level in enumerate([1.0] * 25 + [1.02] * 10 + [1.0] + [1.02] * 5):
+            summary = summary_at(level * (1 + 0.004 * noise.gauss(0, 1)))
+            record = builders.make_record(summary, night(number), gate=GatePolicy(confirm=0))
+            verdict = compare(record, rows, Evidence())
+            rows.append(row_of(record, verdict))
+            passed += number > 35 and verdict.status in GOOD_VERDICTS
+
+    assert passed <= 4
 
 
 def test_accepting_what_was_too_good_begins_with_its_first_night(
