@@ -5,11 +5,16 @@ Night and plan are settled at the first start and kept: every restart, and a can
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, time
-from itertools import count, pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 from zoneinfo import ZoneInfo
 
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterExpectedStartTime,
+)
 from prefect.client.schemas.objects import TERMINAL_STATES, DeploymentSchedule, FlowRun, State, StateType
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment
@@ -70,16 +75,29 @@ def choose_night(night: str | None, flow_run: FlowRun | None) -> ChosenNight:
     deployment_id = flow_run.deployment_id
     read = on_server(lambda client: client.read_deployment(deployment_id).schedules)
     schedules = insist("the schedules of the deployment", read)
-    return night_of_schedule(flow_run, schedules, datetime.now(ZoneInfo("UTC")))
+    now = datetime.now(ZoneInfo("UTC"))
+    since = FlowRunFilter(
+        deployment_id=FlowRunFilterDeploymentId(any_=[deployment_id]),
+        expected_start_time=FlowRunFilterExpectedStartTime(after_=flow_run.expected_start_time, before_=now),
+    )
+    due = insist("the nights that are due", on_server(lambda client: client.read_flow_runs(flow_run_filter=since)))
+    slots = [each.expected_start_time for each in due if each.auto_scheduled and each.expected_start_time]
+    return night_of_schedule(flow_run, schedules, now, slots)
 
 
-def night_of_schedule(flow_run: FlowRun, schedules: Sequence[DeploymentSchedule], now: datetime) -> ChosenNight:
-    """The night of a scheduled flow run, from its deployment's schedules; each slot counts in its schedule's zone."""
+def night_of_schedule(
+    flow_run: FlowRun, schedules: Sequence[DeploymentSchedule], now: datetime, due: Sequence[datetime] = ()
+) -> ChosenNight:
+    """The night of a scheduled flow run, from its deployment's schedules; each slot counts in its schedule's zone.
+
+    `due` are the slots of the deployment's scheduled flow runs since.
+    """
     own = [schedule for schedule in schedules if flow_run.created_by and schedule.id == flow_run.created_by.id]
     expected = flow_run.expected_start_time
     assert expected is not None  # scheduled flow runs have one
     # A deployment that was made again since has new schedules: then the first of them gives the zone, and those with
-    # this slot, else all, say whether a later one is due.
+    # this slot say whether a later one is due. Where it was moved, only flow runs do: a new schedule makes none before
+    # itself.
     zone = _zone([*own, *schedules][0]) if schedules else ZoneInfo("UTC")
     slot = expected.astimezone(zone)
     first_of_the_day = [
@@ -89,7 +107,7 @@ def night_of_schedule(flow_run: FlowRun, schedules: Sequence[DeploymentSchedule]
         if found.date() == slot.date()
     ]
     same = own or [schedule for schedule in schedules if slot in _slots(schedule, slot, now)]
-    later = any(found > slot for schedule in same or schedules for found in _slots(schedule, slot, now))
+    later = any(found > slot for found in (chain(*(_slots(each, slot, now) for each in same)) if same else due))
     return ChosenNight(
         night=night_of_slot(slot, first_of_the_day), slot=slot, late=now - slot > LATE, later_slot_due=later
     )

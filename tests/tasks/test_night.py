@@ -65,7 +65,6 @@ def test_a_nightly_schedule_gives_each_night_its_own_date(slot: datetime, expect
     ("crons", "expected"),
     [
         (["0 1 * * *"], True),  # as it was
-        (["0 3 * * *"], True),  # moved
         (["0 1 * * *", "0 13 * * *"], True),
         (["0 1 1 * *", "0 13 * * *"], True),
         (["0 1 21 * *", "0 13 * * *"], False),  # the other one is no later night of this schedule
@@ -76,9 +75,22 @@ def test_a_missed_night_gives_way_to_a_later_one_after_its_deployment_was_made_a
 ) -> None:
     slot, now = datetime(2026, 11, 21, 0, 0, tzinfo=UTC), datetime(2026, 11, 25, 13, 0, tzinfo=UTC)
 
-    missed = night_of_schedule(flow_run(slot, by=uuid4()), [*map(schedule, crons)], now)
+    later = [slot + timedelta(days=1)]
+    missed = night_of_schedule(flow_run(slot, by=uuid4()), [*map(schedule, crons)], now, later)
 
     assert (missed.night, missed.later_slot_due) == ("2026-11-21", expected)
+
+
+def test_a_missed_night_whose_schedule_was_moved_gives_way_to_a_flow_run_that_is_due_and_to_no_slot() -> None:
+    """A new schedule makes no flow runs before itself: its slots of the days before are nobody's."""
+    slots = [datetime(2026, 11, day, 0, 0, tzinfo=UTC) for day in (22, 23, 24, 25)]
+    moved, now = schedule("0 3 * * *"), datetime(2026, 11, 25, 12, 0, tzinfo=UTC)
+
+    missed = [
+        night_of_schedule(flow_run(slot, by=uuid4()), [moved], now, slots[at + 1 :]) for at, slot in enumerate(slots)
+    ]
+
+    assert [night.later_slot_due for night in missed] == [True, True, True, False]
 
 
 def test_further_slots_of_a_day_have_their_time_in_the_id() -> None:
