@@ -7,6 +7,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from uuid import UUID
@@ -298,8 +299,9 @@ def _lasting(request: Request, site: SiteSettings) -> SiteChoice:
 
 def _results_block(site: SiteSettings) -> str:
     """The block of the site's store, where results are kept so that any worker can continue; made if missing."""
-    name = f"results-{slug(site.cluster.name)}"
     store = site.store_settings
+    # One for each store: deployments of a cluster may have several, and each night checks that it still has its own.
+    name = f"results-{slug(site.cluster.name)}-{sha256(store.url.encode()).hexdigest()[:8]}"
     HarvestStore(**store.model_dump(exclude={"retention"})).save(name, overwrite=True, _sync=True)  # type: ignore[call-arg]
     return f"{HarvestStore.get_block_type_slug()}/{name}"
 

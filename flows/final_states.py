@@ -147,4 +147,6 @@ def result_of(state: State[Any]) -> Any:
 
 
 def _title(status: VerdictStatus) -> str:
+    if status is VerdictStatus.FAILED:
+        return "RunFailed"  # Failed is Prefect's own name, for a defect, and an automation reports that
     return status.value.replace("_", " ").title().replace(" ", "")

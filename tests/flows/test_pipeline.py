@@ -212,7 +212,7 @@ def state_of(name: str) -> State[Any]:
     ("test_id", "kind", "name"),
     [
         ("good", StateType.COMPLETED, "NoBaseline"),
-        ("crash", StateType.FAILED, "Failed"),
+        ("crash", StateType.FAILED, "RunFailed"),  # Failed is what a defect ends with, and an automation reports it
         ("flaky", StateType.FAILED, "Infrastructure"),
         ("no-such-commit", StateType.FAILED, "Invalid"),
     ],
@@ -246,7 +246,7 @@ def test_a_report_can_be_read_back_from_prefects_server(mixed: Mixed) -> None:
 def test_the_final_state_of_a_night_is_its_gravest_verdict(mixed: Mixed) -> None:
     state = state_of("mixed n1")
 
-    assert (state.type, state.name) == (StateType.FAILED, "Failed")
+    assert (state.type, state.name) == (StateType.FAILED, "RunFailed")
     assert "flaky: infrastructure" in (state.message or "")
     assert "good" not in (state.message or "")
 
