@@ -16,7 +16,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
+from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.files import write_model
 from nightbridge.images.enroot import (
     IMPORT_TIMEOUT_SECONDS,
@@ -171,8 +171,11 @@ def _mark_used(sidecar: Path, record: ImageRecord) -> None:
     try:
         os.utime(sidecar)
     except PermissionError:
-        with suppress(PermissionError):  # a sticky folder: each file stays its owner's
+        # It is a note alone. In a sticky folder each file stays its owner's.
+        with suppress(OSError, NightbridgeError):
+            mode = sidecar.stat().st_mode & 0o777
             write_model(sidecar, record)
+            sidecar.chmod(mode)  # this user's umask may be closer than that of the others
 
 
 def _check_import(path: Path, tool: str, reference: ImageReference) -> None:
