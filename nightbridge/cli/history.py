@@ -22,7 +22,17 @@ from nightbridge.cli.options import (
     refuse_ignored,
     site_options,
 )
-from nightbridge.cli.output import logged, note, note_all, print_csv, show, verdict_lines, write_file, writing
+from nightbridge.cli.output import (
+    is_terminal,
+    logged,
+    note,
+    note_all,
+    print_csv,
+    show,
+    verdict_lines,
+    write_file,
+    writing,
+)
 from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -415,7 +425,7 @@ def attribute(
 
 def _goes_on(yes: bool) -> bool:
     """Ask on a terminal whether a search may cost what was said."""
-    if yes or not sys.stdin.isatty() or typer.confirm("continue?", err=True):
+    if yes or not is_terminal(sys.stdin) or typer.confirm("continue?", err=True):
         return True
     note("nothing was started")
     return False

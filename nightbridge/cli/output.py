@@ -3,6 +3,7 @@
 While a night runs, everything that Prefect and the jobs log goes to a file, and little to the terminal.
 """
 
+import errno
 import logging
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +20,9 @@ from nightbridge.files import RefusedFile, open_regular, open_workspace, write_a
 
 if TYPE_CHECKING:
     from io import TextIOWrapper
-    from typing import TextIO
+    from typing import IO, TextIO
 
+    from rich.live import Live
     from rich.table import Table
 
     from nightbridge.models import SiteChoice, Verdict
@@ -43,9 +46,9 @@ def show(as_json: bool, document: object, lines: "Callable[[], Iterable[str | Ta
 
 
 def print_all(lines: "Iterable[str | Table]") -> None:
-    """Print lines and tables on stdout, each as soon as it is there, to the end or until nobody reads them."""
-    with _until_unread():
-        for line in lines:
+    """Print lines and tables on stdout, each as soon as it is there, whether or not somebody reads them."""
+    for line in lines:
+        with _until_unread():
             if isinstance(line, str):
                 print(line, flush=True)
             else:
@@ -54,12 +57,17 @@ def print_all(lines: "Iterable[str | Table]") -> None:
                 Console(width=_width_of_tables()).print(line)
 
 
+def is_terminal(stream: "TextIO | None") -> bool:
+    """Whether a standard stream is one; None is a stream that who started this has closed."""
+    return stream is not None and stream.isatty()
+
+
 _WIDE = 400
 
 
 def _width_of_tables() -> int | None:
     """None for that of the terminal; in a file or a pipe no name is folded, so that it can be searched for."""
-    return None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDE
+    return None if sys.stdout is None or is_terminal(sys.stdout) or "COLUMNS" in os.environ else _WIDE
 
 
 def print_csv(rows: Iterable[Sequence[object]]) -> None:
@@ -71,16 +79,24 @@ def print_csv(rows: Iterable[Sequence[object]]) -> None:
         sys.stdout.flush()
 
 
+_UNREAD = frozenset({errno.EPIPE, errno.EIO})
+"""What a pipe, and a terminal, answer when their reader is gone."""
+
+
 @contextmanager
 def _until_unread() -> Iterator[None]:
     """Print to a reader that may end before, as `head` does: the command goes on, and its exit code says its result."""
     try:
         yield
-    except (BrokenPipeError, SystemExit):  # the latter is rich's answer to the former
+    except SystemExit:  # rich's answer to a BrokenPipeError
+        write_nowhere(sys.stdout)
+    except OSError as error:
+        if error.errno not in _UNREAD:
+            raise
         write_nowhere(sys.stdout)
 
 
-def write_nowhere(stream: "TextIO") -> None:
+def write_nowhere(stream: "IO[str]") -> None:
     """Let a stream whose reader is gone take everything, also what it still holds and writes when the program ends."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -111,7 +127,7 @@ def note_all(lines: Iterable[str]) -> None:
 
 def show_progress(progress: "Progress") -> None:
     """Show how far a transfer is, on a terminal only."""
-    if sys.stderr.isatty():
+    if is_terminal(sys.stderr):
         end = "\n" if progress.files_done == progress.files_total else "\r"
         # Cleared first: the line before it may have been longer.
         print(f"\x1b[2K{progress}", end=end, file=sys.stderr, flush=True)
@@ -133,7 +149,10 @@ def show_text_file(path: Path) -> None:
     try:
         with open_regular(path) as stream:
             while piece := stream.readline(_PIECE):
-                sys.stdout.write(printable(clean_line(piece)))
+                with _until_unread():
+                    sys.stdout.write(printable(clean_line(piece)))
+        with _until_unread():
+            sys.stdout.flush()
     except RefusedFile as error:
         advice = "Look at what the job left there"
         raise DamagedData(f"not read: {error.strerror}", subject=str(path), advice=advice) from error
@@ -207,14 +226,36 @@ def quiet(log: Path) -> Iterator[None]:
         for name in FLOW_LOGGERS:
             logging.getLogger(name).addHandler(progress)
             stack.callback(logging.getLogger(name).removeHandler, progress)
-        if sys.stderr.isatty():
+        if is_terminal(sys.stderr):
             from rich.console import Console
             from rich.live import Live
 
             terminal = Console(stderr=True)
             live = Live(console=terminal, get_renderable=progress.table, transient=True, refresh_per_second=1)
-            stack.enter_context(live)
+            live.start()
+            stack.callback(_stop, live)
         yield
+
+
+def _stop(live: "Live") -> None:
+    """Take the table from the terminal, where that is still there."""
+    try:
+        live.stop()
+    except OSError:
+        write_nowhere(sys.stderr)
+
+
+@contextmanager
+def spoken() -> Iterator[None]:
+    """Log to stderr, also when what reads it has ended: rich would end the program, and the night with it."""
+    from prefect.logging.handlers import PrefectConsoleHandler
+
+    for name in ("", *logging.root.manager.loggerDict):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, PrefectConsoleHandler):
+                stream = handler.console.file
+                handler.console.on_broken_pipe = partial(write_nowhere, stream)  # type: ignore[method-assign]
+    yield
 
 
 @contextmanager
@@ -294,7 +335,7 @@ class RunTable(logging.Handler):
             if not is_news or message in self._shown:
                 return
             self._shown.add(message)
-        if record.levelno >= logging.WARNING or not sys.stderr.isatty():
+        if record.levelno >= logging.WARNING or not is_terminal(sys.stderr):
             note(message)
 
     def table(self) -> "Table":

@@ -1,6 +1,5 @@
 """Runs and nights: `run`, `nights`, `ls`, `status`, `logs` and `cancel`."""
 
-import contextlib
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +23,7 @@ from nightbridge.cli.options import (
     site_options,
 )
 from nightbridge.cli.output import (
+    is_terminal,
     log_of,
     note,
     print_all,
@@ -32,6 +32,7 @@ from nightbridge.cli.output import (
     show,
     show_in_place,
     show_text_file,
+    spoken,
     verdict_lines,
     write_file,
 )
@@ -90,7 +91,7 @@ def run_scenario(
     from nightbridge.flows import nightly_regression
 
     try:
-        with contextlib.nullcontext() if verbose else quiet(log):
+        with spoken() if verbose else quiet(log):
             report = nightly_regression(
                 scenario,
                 night=tonight,
@@ -242,7 +243,7 @@ def _night_lines(report: "NightReport", file: Path, options: str) -> "Iterator[s
     from nightbridge.report.sweeps import best_line, sweep_table
     from nightbridge.report.tables import compact_lines
 
-    shown = verdict_lines if sys.stdout.isatty() else compact_lines
+    shown = verdict_lines if is_terminal(sys.stdout) else compact_lines
     for line in shown(report.verdicts, options):
         # Only here it is known which file the night came from.
         yield line.replace("nightbridge run FILE ", f"nightbridge run {file} ") if isinstance(line, str) else line
@@ -291,7 +292,7 @@ def _statuses(night: "Night", store: "ObjectStore", site: "Site", test_id: str =
 
 def _watch_night(name: str | None, store: "ObjectStore", site: "Site") -> None:
     """Show a night until it has ended: in place on a terminal, else whenever a line of it has changed."""
-    if sys.stdout.isatty():
+    if is_terminal(sys.stdout):
         show_in_place(_looks_at(name, store, site))
         return
     shown: list[str] = []

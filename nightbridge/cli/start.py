@@ -12,7 +12,7 @@ import typer
 
 import nightbridge
 from nightbridge.cli.options import EXIT_INVALID, JsonOption, WorkspaceOption
-from nightbridge.cli.output import note, print_all, show, verdict_lines, write_file
+from nightbridge.cli.output import is_terminal, note, print_all, show, verdict_lines, write_file
 from nightbridge.errors import InvalidInput
 from nightbridge.files import open_workspace
 
@@ -287,7 +287,7 @@ def _ask(question: str, given: Any, usual: Any) -> Any:
     """What a flag says, else what a person answers on a terminal, else what is usual."""
     if given is not None:
         return given
-    return typer.prompt(question, default=usual, err=True) if sys.stdin.isatty() else usual
+    return typer.prompt(question, default=usual, err=True) if is_terminal(sys.stdin) else usual
 
 
 def demo(

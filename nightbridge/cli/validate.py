@@ -17,7 +17,7 @@ from nightbridge.cli.options import (
     open_site_cluster,
     site_options,
 )
-from nightbridge.cli.output import note, note_all, show
+from nightbridge.cli.output import is_terminal, note, note_all, show
 from nightbridge.errors import InvalidInput, NightbridgeError
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _report_lines(reports: "Iterable[FileReport]") -> "Iterator[str | Table]":
 
 def _finding_lines(findings: "Sequence[Violation]") -> "Iterator[str | Table]":
     """A table on a terminal, else a line for each."""
-    if findings and sys.stdout.isatty():
+    if findings and is_terminal(sys.stdout):
         yield _findings_table(findings)
         return
     yield from (f"  {finding.line(finding.severity)}" for finding in findings)

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -173,6 +174,23 @@ def test_a_reader_that_ends_early_changes_no_exit_code(options: tuple[str, ...])
         process.stdout.close()
 
         assert (process.stderr.read(), process.wait(timeout=300)) == (b"", 2)
+
+
+def test_a_closed_stdout_changes_no_exit_code() -> None:
+    command = f"exec {shlex.quote(sys.executable)} -m nightbridge rules >&-"
+    ended = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, timeout=300, check=False)
+
+    assert ended.returncode == 0
+
+
+def test_a_terminal_that_is_gone_changes_no_exit_code() -> None:
+    terminal, ours = os.openpty()
+    os.close(terminal)
+    command = [sys.executable, "-m", "nightbridge", "validate", "nowhere.toml"]
+    with os.fdopen(ours, "w") as stdout:
+        ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, timeout=300, check=False)
+
+    assert (ended.returncode, ended.stderr) == (2, b"")
 
 
 # --- the usual site ---------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pytest
 from prefect.logging.handlers import PrefectConsoleHandler
 from rich.table import Table
 
-from nightbridge.cli.output import note, print_all, quiet
+from nightbridge.cli.output import note, print_all, quiet, spoken
 
 RUN = "llama-small-2026-11-21-0123456789"
 
@@ -96,6 +96,34 @@ def test_a_night_goes_on_when_what_reads_its_notes_has_ended(tmp_path: Path, mon
     with os.fdopen(writer, "w", buffering=1) as unread, quiet(file):
         monkeypatch.setattr(sys, "stderr", unread)
         log("job 3 on local is llama-small-2026-11-21-0123456789-a1", "submit")
+        log("the night goes on", level=logging.WARNING)
+
+    assert "the night goes on" in file.read_text()
+
+
+def test_a_night_that_is_told_in_full_goes_on_when_its_reader_has_ended() -> None:
+    """rich's console ends the program there, and with it the flow."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as unread:
+        handler = PrefectConsoleHandler(stream=unread)
+        logger = logging.getLogger("prefect.flow_runs")
+        logger.addHandler(handler)
+        try:
+            with spoken():
+                log("job 3 on local is llama-small-2026-11-21-0123456789-a1", "submit")
+                handler.emit(logging.LogRecord("prefect.flow_runs", logging.INFO, "", 1, "it goes on", None, None))
+        finally:
+            logger.removeHandler(handler)
+
+
+def test_a_night_is_logged_where_who_started_it_has_closed_stderr(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "ws" / "nights" / "n1" / "log"
+    monkeypatch.setattr(sys, "stderr", None)
+
+    with quiet(file):
         log("the night goes on", level=logging.WARNING)
 
     assert "the night goes on" in file.read_text()
