@@ -21,7 +21,7 @@ import pytest
 from nightbridge.errors import TransientError
 from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, LaunchPlan, Outcome
 from nightbridge.outputs.experiment import evidence, read_run
-from nightbridge.slurm.attempt_files import AttemptContext, open_attempt, read_exit_code
+from nightbridge.slurm.attempt_files import AttemptContext, declare_intent, open_attempt, read_exit_code
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.outcome import RunEvidence, classify
 from nightbridge.slurm.sbatch_shim import find_submission
@@ -245,6 +245,7 @@ def test_accounting_a_minute_behind_and_a_slurmctld_that_forgets_in_seconds(
         # The lookup before a submission needs accounting; a job that is already in Slurm does not.
         script = run.attempt.attempt_dir / "job.sh"
         script.write_text(wrap_script(f"#!/bin/bash\n#SBATCH -o {run.attempt.attempt_dir}/out\ntrue\n", script.parent))
+        declare_intent(run.attempt.attempt_dir, script, script.parent, after=0)
         run.cluster.submit(run.attempt.name, script, ["--mem=100"])
         job = run.recorded()
         wait_until(lambda: read_exit_code(job.attempt_dir) == 0)
