@@ -1,12 +1,11 @@
 """What the blocks share: their fields are those of the domain's settings, and their secrets become references."""
 
-import os
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from prefect.blocks.core import Block
 from pydantic import ConfigDict, SecretStr, WithJsonSchema, model_validator
 
+from nightbridge.config.sites import at_home
 from nightbridge.models import Model, SecretRef
 
 M = TypeVar("M", bound=Model)
@@ -43,7 +42,7 @@ class SettingsBlock(Block):
         """
         names = kind.model_fields.keys() & type(self).model_fields.keys()
         values = {name: self._setting(name) for name in names}
-        return kind.model_validate(values | given)
+        return at_home(kind.model_validate(values | given))
 
     def reference(self, field: str) -> SecretRef | None:
         """Where the secret of a field is found; None when the field is empty.
@@ -61,6 +60,4 @@ class SettingsBlock(Block):
 
     def _setting(self, field: str) -> Any:
         value = getattr(self, field)
-        if isinstance(value, Path):
-            return Path(os.path.expanduser(value))
         return self.reference(field) if isinstance(value, SecretStr) else value

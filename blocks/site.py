@@ -1,7 +1,6 @@
 """Site, and what it is put together from: cluster, images, repositories, notifications. The store has a module."""
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -217,17 +216,18 @@ class Site(SettingsBlock):
     def settings(self) -> models.Site:
         """Build the settings that the domain works with."""
         images, repositories = self.images or ImageCache(), self.repositories or SourceRepositories()
-        return repositories.build(
+        site = repositories.build(
             models.Site,
-            workspace=Path(os.path.expanduser(self.workspace)).absolute(),
+            workspace=self.workspace,
             cluster=self.cluster.settings() if self.cluster else ClusterSettings(),
             store=self.store.settings() if self.store else None,
-            images=images.folder and Path(os.path.expanduser(images.folder)),
+            images=images.folder,
             image_import=images.settings(),
             harvest=self.store.harvest_place() if self.store else models.HarvestPlace(),
             git_credentials=repositories.reference("credentials"),
             notify=self.notifications.settings() if self.notifications else NotifySettings(),
         )
+        return site.model_copy(update={"workspace": site.workspace.absolute()})
 
 
 def site_choice(given: Mapping[str, Any]) -> SiteChoice:

@@ -89,7 +89,7 @@ def load_site(path: Path) -> tuple[Site, tuple[str, ...]]:
     if site is not None:
         check_options(site.cluster.extra_sbatch_args, ("cluster", "extra_sbatch_args"), findings)
         _check_variables(site.cluster.env_vars, findings)
-        site = _at_home(site)
+        site = at_home(site)
         if document.table.get("workspace") == "":
             findings.problem(("workspace",), "is empty; write the folder that the compute nodes see")
         if site.store is not None and holds_secret(site.store.url):
@@ -101,11 +101,11 @@ def load_site(path: Path) -> tuple[Site, tuple[str, ...]]:
     return site, tuple(map(str, findings.warnings))
 
 
-def _at_home(settings: AnyModel) -> AnyModel:
-    """The same settings, with the home that `~` is in every path: no shell has read the file."""
+def at_home(settings: AnyModel) -> AnyModel:
+    """The same settings, with the home that `~` is in every path: no shell has read the file or the block."""
     changed: dict[str, object] = {}
     for name, value in settings:
-        there = _at_home(value) if isinstance(value, Model) else value
+        there = at_home(value) if isinstance(value, Model) else value
         there = Path(os.path.expanduser(value)) if isinstance(value, Path) else there
         if there != value:
             changed[name] = there
