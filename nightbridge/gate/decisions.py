@@ -226,8 +226,11 @@ def as_decided(row: HistoryRow, decisions: Sequence[Decision]) -> HistoryRow:
     good = is_good_by_decision(decisions, row)
     if not row.worse and not good:
         return row
-    kept = {name for name in row.worse if name in row.broken or not is_accepted(decisions, name, row.night)}
-    worse = {name: change for name, change in row.worse.items() if name in kept}
+    worse = {
+        name: change
+        for name, change in row.worse.items()
+        if name in row.broken or not is_accepted(decisions, name, row.night)
+    }
     return row.model_copy(update={"worse": worse, "verdict": VerdictStatus.PASSED if good else row.verdict})
 
 
