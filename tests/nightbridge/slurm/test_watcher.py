@@ -209,16 +209,22 @@ def test_an_exit_file_alone_does_not_end_a_job_that_slurm_calls_live(
     assert end.result(timeout=60).exit_file_code == 0
 
 
-def test_the_exit_file_of_before_a_requeue_does_not_end_a_job_that_waits_to_run_again(
-    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
-) -> None:
+def requeued(stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path) -> tuple[Job, "Future[Job]"]:
+    """A job that waits to run again, with the exit file of its first start, when slurmctld goes away; and its end."""
     job = make_job(tmp_path)
     (job.attempt_dir / "exit_code").write_text("143\n")
     stub.say(1, JobState.PENDING, reason="BeginTime")
     end = following(job)
     time.sleep(0.3)
-
     stub.error = StatusUnknown("slurmctld is away")
+    return job, end
+
+
+def test_the_exit_file_of_before_a_requeue_does_not_end_a_job_that_waits_to_run_again(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    job, end = requeued(stub, following, tmp_path)
+
     time.sleep(1.0)
     assert not end.done()
     (job.attempt_dir / "exit_code").write_text("0\n")
@@ -232,12 +238,7 @@ def test_the_exit_file_of_a_job_that_ran_while_slurm_did_not_answer_ends_it(
     stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
 ) -> None:
     """It was waiting to run again when Slurm was last heard of, and has started and ended since."""
-    job = make_job(tmp_path)
-    (job.attempt_dir / "exit_code").write_text("143\n")
-    stub.say(1, JobState.PENDING, reason="BeginTime")
-    end = following(job)
-    time.sleep(0.3)
-    stub.error = StatusUnknown("slurmctld is away")
+    job, end = requeued(stub, following, tmp_path)
 
     (job.attempt_dir / "exit_code").unlink()
     (job.attempt_dir / "exit_code").write_text("0\n")
