@@ -13,7 +13,7 @@ from pydantic import Field, HttpUrl, SecretStr, ValidationError, model_validator
 from nightbridge import models
 from nightbridge.blocks.base import Password, SettingsBlock
 from nightbridge.blocks.store import HarvestStore
-from nightbridge.config.sites import PLAIN_CLUSTERS, plain_site
+from nightbridge.config.sites import PLAIN_CLUSTERS, is_called, plain_site
 from nightbridge.errors import InvalidInput
 from nightbridge.models import (
     ClusterKind,
@@ -290,7 +290,7 @@ def _site_with_blocks(choice: SiteChoice) -> models.Site:
     plain = plain_site(SiteChoice(system=system))
     site = plain[0] if plain else _load(Site, system, "a path ending in .toml").settings()
     changes: dict[str, object] = {"workspace": (choice.workspace or site.workspace).absolute()}
-    if cluster and cluster not in (site.cluster.kind, site.cluster.name):
+    if cluster and not is_called(cluster, site.cluster):
         known = plain_site(SiteChoice(cluster=cluster))
         otherwise = f"{', '.join(PLAIN_CLUSTERS)} or a file ending in .toml"
         changes["cluster"] = known[0].cluster if known else _load(SlurmCluster, cluster, otherwise).settings()

@@ -150,7 +150,7 @@ def plain_site(choice: SiteChoice) -> tuple[Site, tuple[str, ...]] | None:
         return None
     site, warnings = load_site(Path(system)) if system else (Site(), ())
     changes: dict[str, Any] = {"workspace": (choice.workspace or site.workspace).absolute()}
-    if cluster and cluster not in (site.cluster.kind, site.cluster.name):
+    if cluster and not is_called(cluster, site.cluster):
         if _is_file_name(cluster):
             other, more = load_site(Path(cluster))
             changes["cluster"], warnings = other.cluster, (*warnings, *more)
@@ -184,6 +184,11 @@ def no_block(choice: SiteChoice, server: str = "no Prefect server is configured"
         subject=next(named, ""),
         advice=f"Give {', '.join(PLAIN_CLUSTERS)}, a URL or a file ending in .toml, or set PREFECT_API_URL",
     )
+
+
+def is_called(name: str, own: ClusterSettings) -> bool:
+    """Whether a name means the site's own cluster: `local` is this machine, also where a Slurm bears that name."""
+    return name == own.kind or (name == own.name and name != "local")
 
 
 def _plain_cluster(name: str, own: ClusterSettings) -> ClusterSettings:

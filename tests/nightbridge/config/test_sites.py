@@ -9,7 +9,7 @@ import pytest
 from nightbridge.config import load_site
 from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput
-from nightbridge.models import SecretRef, SiteChoice
+from nightbridge.models import ClusterSettings, SecretRef, SiteChoice
 
 Write = Callable[..., Path]
 
@@ -133,6 +133,16 @@ def test_the_cluster_of_another_file_can_be_named() -> None:
 
     assert named is not None
     assert (named[0].cluster.name, named[0].workspace, named[0].store) == ("hopper", Path("/w"), None)
+
+
+def test_local_is_this_machine_though_a_cluster_without_a_name_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text('[cluster]\nkind = "slurm"\npartition = "batch"\n')
+    own = plain_site(SiteChoice(system=str(tmp_path / "site.toml")))
+    here = plain_site(SiteChoice(system=str(tmp_path / "site.toml"), cluster="local"))
+    assert own is not None
+    assert (own[0].cluster.kind, own[0].cluster.name) == ("slurm", "local")
+    assert here is not None
+    assert here[0].cluster == ClusterSettings()
 
 
 def test_the_site_s_own_slurm_can_be_asked_another_way() -> None:
