@@ -100,7 +100,8 @@ def _files_of(named: Path) -> Iterator[Path]:
     )
     found = [path for path in found if path not in sites]
     if not found:
-        raise InvalidInput("a folder without a .toml file", subject=str(named), advice="Name files, or another folder")
+        what = "a folder with no .toml file but of a system or site" if sites else "a folder without a .toml file"
+        raise InvalidInput(what, subject=str(named), advice="Name files, or another folder")
     yield from found
 
 

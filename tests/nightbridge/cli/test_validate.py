@@ -82,6 +82,21 @@ def test_a_folder_stands_for_the_tests_in_it(
     assert "none: a folder without a .toml file" in nothing
 
 
+def test_a_folder_that_holds_a_site_file_alone_is_said_to_hold_one(nightbridge: Program, tmp_path: Path) -> None:
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites" / "site.toml").write_text('workspace = "/lustre/nights"\n')
+
+    code, _, err = nightbridge("validate", "sites")
+
+    assert (code, err.splitlines()) == (
+        2,
+        [
+            "sites/site.toml: a system or site file, left out; `nightbridge doctor` checks it",
+            "nightbridge: sites: a folder with no .toml file but of a system or site. Name files, or another folder",
+        ],
+    )
+
+
 @pytest.mark.parametrize("form", ["text", "json", "github"])
 def test_a_file_whose_name_is_not_utf_8_is_told_beside_the_others(
     nightbridge: Program, tmp_path: Path, form: str
