@@ -307,7 +307,7 @@ def parity(
     faults = found.faults_of(gate)
     if page is not None:
         write_file(page, parity_page_stored(opened, found, gate).encode())
-    document = {**found.model_dump(mode="json"), "gate": gate, "passed": not faults}
+    document = {**found.model_dump(mode="json"), "gate": gate, "passed": not faults, "faults": faults}
     show(as_json, document, lambda: [*faults, found.result_of(gate)])
     return 1 if faults else 0
 

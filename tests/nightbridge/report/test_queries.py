@@ -166,6 +166,26 @@ class TestParity:
         document = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
         assert (code, document["passed"], document["curves"][0]["largest"]) == (1, False, None)
 
+    @pytest.mark.parametrize("gate", ["numerics", "convergence", "iterations"])
+    def test_what_fails_the_gate_is_among_the_faults_in_json(
+        self,
+        store: DirectoryStore,
+        make_record: Callable[..., RunRecord],
+        commit: Callable[..., RunRecord],
+        capsys: pytest.CaptureFixture[str],
+        gate: str,
+    ) -> None:
+        losses = {step: 10.0 - 0.1 * step for step in range(1, 51)}
+        a = commit(store, make_record(night="2026-11-08"), losses)
+        b = commit(store, make_record(night="2026-11-09"), losses | {30: losses[30] * 1.5})
+        command = ["parity", a.spec.run_key, b.spec.run_key, "--gate", gate, "--store", store.url]
+
+        codes = [cli.run([*command, *form]) for form in ([], ["--json"])]
+
+        lines, brace, document = capsys.readouterr().out.partition("{")
+        assert codes == [1, 1]
+        assert json.loads(brace + document)["faults"] == lines.splitlines()[:-1]
+
     @pytest.mark.parametrize("damage", [None, b"", b"PAR1"])
     def test_missing_or_damaged_scalars_are_never_alike(
         self,
