@@ -178,7 +178,9 @@ def _moved_text(written: dict[str, Any], key: str, findings: Findings) -> str | 
     if not isinstance(value, str):
         findings.problem((CMD_ARGS, key), "must be text")
         return None
-    findings.warn((CMD_ARGS, key), f"has moved; write it as {MOVED[key]}")
+    is_twice = key in findings.source.table
+    said = f"has no effect: {key} of the test is written, too" if is_twice else f"has moved; write it as {MOVED[key]}"
+    findings.warn((CMD_ARGS, key), said)
     return value
 
 
@@ -211,7 +213,8 @@ def _use_recipe_name(written: dict[str, Any], findings: Findings) -> None:
         f"is an older spelling, taken as model_family_name = {family!r} and model_recipe_name = {recipe!r}",
     )
     written.setdefault("model_family_name", family)
-    written.setdefault("model_recipe_name", recipe)
+    if (named := written.setdefault("model_recipe_name", recipe)) != recipe:
+        findings.problem((CMD_ARGS, key), f"is set together with model_recipe_name = {named!r}; keep one of them")
 
 
 def _secret(flag: Flag, value: object, path: KeyPath, findings: Findings) -> SecretRef | None:

@@ -227,6 +227,22 @@ def test_a_field_without_a_meaning_here_is_never_dropped_silently(write: Write, 
     )
 
 
+def test_an_older_spelling_of_another_model_over_a_test_is_refused(write: Write) -> None:
+    write(TEST, "test/small.toml")
+    entry = '[[Tests]]\nid = "one"\ntest_name = "small"\n[Tests.cmd_args]\nmodel_name = "llama3"\nmodel_size = '
+    found = violations_of(write(f'name = "nightly"\n{entry}"70b"\n', "scenario.toml"))
+    assert "cmd_args.model_name: is set together with model_recipe_name = 'llama3_8b'; keep one of them" in found
+    (same,) = config.load(write(f'name = "nightly"\n{entry}"8b"\n', "scenario.toml")).tests
+    assert same.cmd_args["model_recipe_name"] == "llama3_8b"
+
+
+def test_a_time_limit_at_its_older_place_is_told_to_have_no_effect_beside_the_newer_one(write: Write) -> None:
+    text = TEST.replace('description = "d"', 'time_limit = "00:20:00"') + 'time_limit = "00:30:00"\n'
+    scenario = config.load(write(text))
+    assert scenario.tests[0].time_limit == "00:20:00"
+    assert any("cmd_args.time_limit: has no effect: time_limit of the test" in said for said in scenario.warnings)
+
+
 def test_an_older_and_a_newer_spelling_together_are_refused(write: Write) -> None:
     message = violations_of(write(TEST + 'wandb_prj_name = "a"\nwandb_project_name = "b"\n'))
 
