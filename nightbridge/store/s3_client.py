@@ -239,7 +239,10 @@ def _sign_known_checksums(client: Any, credentials: Any) -> None:
     def sign(request: Any, signing_name: str, region_name: str, signature_version: Any, **_: Any) -> None:
         if signature_version is botocore.UNSIGNED:
             region = request.context.get("signing", {}).get("region") or region_name
-            frozen = credentials.get_frozen_credentials() if credentials else None
+            try:
+                frozen = credentials.get_frozen_credentials() if credentials else None
+            except OSError as error:  # of the file with a web identity's token
+                raise aws.CredentialRetrievalError(provider=credentials.method, error_msg=str(error)) from error
             _KnownChecksumAuth(frozen, signing_name, region).add_auth(request)
 
     client.meta.events.register_first("choose-signer.s3", choose_none)

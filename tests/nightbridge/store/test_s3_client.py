@@ -154,6 +154,21 @@ def test_a_program_that_cannot_hand_out_credentials_now_is_waited_for_and_a_wron
         S3Store(StoreSettings(url="s3://bucket/x", endpoint_url="http://127.0.0.1:1", profile="site"))
 
 
+@pytest.mark.parametrize("role", [None, "arn:aws:iam::123456789012:role/other"])
+def test_a_web_identity_whose_token_is_not_there_now_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str | None
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/night")
+    store = S3Store(StoreSettings(url="s3://bucket/x", endpoint_url="http://127.0.0.1:1", role_arn=role))
+
+    for use in (store.get, store.stat, store.delete, lambda key: store.put(key, b"{}"), lambda key: [*store.list(key)]):
+        with pytest.raises(TransientError, match=rf"credentials could not be fetched .*No such file.*{tmp_path}/token"):
+            use("record.json")
+
+
 def test_credentials_that_cannot_be_renewed_are_named_by_what_sends_the_bytes_too() -> None:
     text = "lacked valid credentials for path External AWS credential provider: SSOTokenLoadError: Token for site"
     assert translate_text(text, "s3://b/k").advice == "Log in again, or try later"
