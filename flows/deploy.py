@@ -31,10 +31,12 @@ from pydantic import Field, ValidationError
 
 from nightbridge import __version__, blocks
 from nightbridge.blocks import HarvestStore, load_site, site_of
+from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.flows.automations import make_automations, notification_blocks
 from nightbridge.flows.final_states import NIGHTLY
-from nightbridge.flows.forms import form_of, scenarios_beside, site_of_form, site_parameters
+from nightbridge.flows.forms import form_of, own_scenarios, scenarios_beside, site_of_form, site_parameters
+from nightbridge.flows.server import reach_server, reach_server_with_blocks
 from nightbridge.models import Model, Scenario, SiteChoice, slug
 from nightbridge.models import Site as SiteSettings
 from nightbridge.nights.records import checked_night, find_nights, new_night
@@ -161,17 +163,20 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
     Raises:
         InvalidInput: A scenario, a schedule, the site, one of its blocks or a secret of its `[notify]` is wrong, or a
             deployment would replace that of another scenario or site; nothing was deployed.
+        TransientError: The Prefect server does not answer.
     """
     _check_git(request)
     definitions = _definitions()
+    offered = scenarios_beside(request.files or own_scenarios(definitions))
+    if plain_site(request.choice) is None:
+        reach_server_with_blocks(request.choice)
     site = load_site(request.choice)
     cluster = site.cluster.name
-    named = {Path(each["parameters"]["scenario"]) for each in definitions if "scenario" in each.get("parameters", {})}
-    offered = scenarios_beside(request.files or named)
     wanted = [each for definition in definitions for each in _wanted(definition, request, offered) if each.has_tests]
     _check_names(wanted, request, cluster)
     for each in wanted:
         each.schedules(request)
+    reach_server()  # only now: one of this process's own takes half a minute to start
     with get_client(sync_client=True) as client:
         _check_git_token(client, request)
         given = site_parameters(client, _lasting(request, site))

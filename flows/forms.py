@@ -6,7 +6,7 @@ only known when it is deployed, and becomes choices in that deployment's schema.
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 from zoneinfo import available_timezones
@@ -34,6 +34,19 @@ NightField = Annotated[NightId, Field(examples=["2026-12-05"])]
 MetricsField = tuple[MetricName, ...]
 
 Schema = dict[str, Any]
+
+
+def own_scenarios(definitions: Iterable[Mapping[str, Any]]) -> set[Path]:
+    """The scenarios that the definitions of a prefect.yaml are for; a checkout has those of the shipped one.
+
+    Raises:
+        InvalidInput: One is not in this folder.
+    """
+    own = {Path(each["parameters"]["scenario"]) for each in definitions if "scenario" in each.get("parameters", {})}
+    if missing := sorted(str(file) for file in own if not file.is_file()):
+        what = "deployed by prefect.yaml where no FILE is named, and not in this folder"
+        raise InvalidInput(what, subject=", ".join(missing), advice="Name your own: nightbridge deploy FILE...")
+    return own
 
 
 def scenarios_beside(files: Collection[Path]) -> dict[str, Scenario]:

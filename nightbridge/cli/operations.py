@@ -45,9 +45,7 @@ def deploy(
     are made as well. Run it again after a change of the scenarios: what exists is updated.
     """
     from nightbridge.flows.deploy import Request, deploy
-    from nightbridge.flows.server import reach_server
 
-    reach_server()
     pulled = {"git": git, "branch": branch, "git_token": git_token}
     for line in deploy(Request(files=tuple(files or ()), choice=choice, cron=cron, timezone=timezone, **pulled)):
         note(line)

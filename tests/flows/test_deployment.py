@@ -163,6 +163,21 @@ def test_another_projects_prefect_yaml_is_left_alone(own: str, tmp_path: Path, m
         next(deploy(Request()))
 
 
+def test_outside_of_a_checkout_files_are_asked_for_before_a_server_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("nightbridge.flows.deploy.reach_server", lambda: pytest.fail("a server was looked for"))
+
+    with pytest.raises(InvalidInput) as refused:
+        next(deploy(Request()))
+
+    assert str(refused.value) == (
+        "conf/practice/nightly.toml, conf/practice/sweep.toml: deployed by prefect.yaml where no FILE is named, and not in "
+        "this folder. Name your own: nightbridge deploy FILE..."
+    )
+
+
 def scenario_file(path: Path, name: str) -> Path:
     path.parent.mkdir(exist_ok=True)
     test = (ROOT / "conf/practice/llama_small.toml").read_text()
