@@ -1,10 +1,10 @@
-"""What the launcher cannot do without."""
+"""What the launcher cannot do without, and what it takes and nothing reads."""
 
 from collections.abc import Iterator, Mapping
 
-from nightbridge.launch.flags import V0_4_0
-from nightbridge.models.series import DEFAULT_NUM_GPUS
-from nightbridge.rules.rule import RuleContext, cmd_args, rule
+from nightbridge.launch.flags import V0_4_0, V0_5_0, V0_6_0, Version
+from nightbridge.models.series import DEFAULT_NUM_GPUS, DEFAULTS
+from nightbridge.rules.rule import RuleContext, cmd_args, is_local, rule
 
 _SUBMISSION = "Megatron-Bridge: setup_experiment.py and argument_parser.py of scripts/performance at 067f987d (main)"
 
@@ -77,3 +77,76 @@ def _tokenizer(run: RuleContext) -> Iterator[str]:
             f"the launcher refuses {names[1]} of family qwen3 without a token on its command line, where "
             "nightbridge puts none; write offline = true and fill the Hugging Face cache, or use family qwen"
         )
+
+
+_SCRIPTS = (
+    "Megatron-Bridge: run_script.py, run_recipe.py and utils/overrides.py of scripts/performance, "
+    "from 21b02e0c (v0.3.0) to 067f987d (main of August 2026)"
+)
+
+_LIBRARY_ONLY: Mapping[str, str] = {
+    "lr": "optimizer.lr",
+    "min_lr": "optimizer.min_lr",
+    "warmup_iters": "scheduler.lr_warmup_iters",
+    "distributed_timeout_minutes": "dist.distributed_timeout_minutes",
+    "diffusion_dataset_path": "dataset.path",
+}
+"""Keys that are read with `use_recipes` alone, each with the override that does the same without it."""
+
+_PERFORMANCE_ONLY: Mapping[str, Version | None] = {
+    **dict.fromkeys(("nccl_ub", "moe_flex_dispatcher_backend"), V0_6_0),
+    **dict.fromkeys(("compute_dtype", "config_variant", "optimizer_type", "moe_a2a_overlap")),
+    **dict.fromkeys(("hidden_size", "num_layers", "num_moe_experts", "first_k_dense_replace", "use_tokendrop")),
+    **dict.fromkeys(("pipeline_model_parallel_layout", "use_megatron_fsdp", "cuda_graph_impl", "cuda_graph_scope")),
+    **dict.fromkeys(("recompute_num_layers", "recompute_modules", "activation_offload_layers")),
+    **dict.fromkeys(("c4_root", "c4_train_shards")),
+}
+"""Keys that are not read with `use_recipes`, but from this version on."""
+
+_NEVER_READ: Mapping[str, Version] = {
+    **dict.fromkeys(("dataset_name", "packed_sequence"), Version(0, 3)),
+    "optimizer_type": V0_6_0,
+}
+"""Keys that nothing reads from this version on."""
+
+
+def is_given(value: object) -> bool:
+    """Whether a value of `[cmd_args]` sets anything: a switch that is off, and an empty text or list, do not."""
+    return value is not None and value is not False and value not in ("", [])
+
+
+def has_nvidias_launcher(run: RuleContext) -> bool:
+    """Whether it is NVIDIA's own scripts that read the flags, as far as a test tells."""
+    repository = run.test.megatron_bridge
+    return repository.launcher is None and not is_local(repository.url)
+
+
+@rule("flag-unread", _SCRIPTS, ("cmd_args", "extra_cmd_args", "git_repos"), "warning")
+def _unread(run: RuleContext) -> Iterator[str]:
+    """The launcher's parser takes every option, and the recipe's own value trains where nothing reads one."""
+    if not has_nvidias_launcher(run):
+        return
+    given = [field for field, value in run.args.items() if is_given(value) and value != DEFAULTS.get(field)]
+    library = bool(run.args.get("use_recipes"))
+    for field in given:
+        since = _PERFORMANCE_ONLY.get(field, Version(0, 0))
+        if field in _NEVER_READ and run.version >= _NEVER_READ[field]:
+            yield f"cmd_args.{field} has no effect: nothing in this version of Megatron-Bridge reads it; remove it"
+        elif field in _LIBRARY_ONLY and not library:
+            yield (
+                f"cmd_args.{field} has no effect without use_recipes, so the recipe's own value trains; "
+                f"write the override {_LIBRARY_ONLY[field]} in its place"
+            )
+        elif library and (since is None or run.version < since):
+            yield f"cmd_args.{field} has no effect with use_recipes, so the recipe's own value trains; remove it"
+    if library and run.version < V0_5_0 and run.test.extra_cmd_args:
+        yield "extra_cmd_args has no effect with use_recipes before v0.5.0, which drops all overrides; pin a newer one"
+    if library and "warmup_iters" in given and (run.test.max_steps or 0) > _SHORT_RUN:
+        yield (
+            f"cmd_args.warmup_iters has no effect with use_recipes and more than {_SHORT_RUN} steps, of which 1 % warm "
+            "up; write the override scheduler.lr_warmup_iters in its place, from v0.5.0 on"
+        )
+
+
+_SHORT_RUN = 100
+"""Steps up to which a library recipe keeps a warm-up that is written."""
