@@ -88,9 +88,10 @@ def run_scenario(
     scenario = check_scenario(config.load(file))
     log = log_of(choice, tonight)
     note(f"night {tonight}{'' if verbose else f', log {log}'}")
-    from nightbridge.flows import nightly_regression
-
     try:
+        # Prefect with it: for some seconds, in which people see what they mistyped.
+        from nightbridge.flows import nightly_regression
+
         with spoken() if verbose else quiet(log):
             report = nightly_regression(
                 scenario,

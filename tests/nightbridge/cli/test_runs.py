@@ -56,6 +56,30 @@ def test_an_empty_night_is_refused_and_not_a_new_one(nightbridge: Program) -> No
     assert "not a night id" in err
 
 
+class _Interrupted(ModuleType):
+    """A module that is interrupted while it is imported."""
+
+    def __getattr__(self, name: str) -> object:
+        raise KeyboardInterrupt
+
+
+def test_how_to_resume_is_said_from_the_line_on_that_names_the_night(
+    nightbridge: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nightbridge.flows", _Interrupted("nightbridge.flows"))
+
+    code, _, err = nightbridge("run", TEST, "--night", "n1", "--cluster", "local")
+
+    assert (code, err.splitlines()[-3:]) == (
+        130,
+        [
+            "interrupted: the jobs keep running. To resume, run the same command with --night n1",
+            "cancel: nightbridge cancel --night n1 --cluster local",
+            "nightbridge: interrupted; a job that was submitted keeps running",
+        ],
+    )
+
+
 def test_a_run_without_a_log_says_so(nightbridge: Program, tmp_path: Path) -> None:
     workspace = tmp_path / "ws"
     site = tmp_path / "site.toml"
