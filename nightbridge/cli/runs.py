@@ -318,11 +318,11 @@ def _looks_at(name: str | None, store: "ObjectStore", site: "Site") -> Iterator[
 
 
 def _logs_of(attempt: "AttemptContext") -> list[Path]:
-    """The logs of an attempt's job, else the launcher's."""
+    """The logs of the job that works on an attempt, else the launcher's."""
     from nightbridge.nights.status import LOGS
-    from nightbridge.slurm.attempt_files import read_submission
+    from nightbridge.slurm.attempt_files import claiming_submission
 
-    submission = read_submission(attempt.attempt_dir)
+    submission = claiming_submission(attempt.attempt_dir)
     launcher = attempt.attempt_dir / "launcher.log"
     return (sorted(submission.experiment_dir.glob(LOGS)) if submission else []) or [launcher] * launcher.exists()
 

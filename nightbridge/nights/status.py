@@ -16,7 +16,7 @@ from nightbridge.models import EXIT_CODES, JobState, JobStatus, Model, Verdict, 
 from nightbridge.nights.liveness import is_alive
 from nightbridge.nights.records import Night, NightEnd, NightStart, NightTest, read_verdict, verdict_since
 from nightbridge.numbers import format_value
-from nightbridge.slurm.attempt_files import Submission, read_submission, read_waiting
+from nightbridge.slurm.attempt_files import Submission, claiming_submission, read_waiting
 from nightbridge.slurm.attempts import attempts_of
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.states import ACTIVE, TERMINAL, waiting_words
@@ -116,7 +116,7 @@ def _newest_job(run_key: str, workspace: Path) -> Submission | datetime | None:
     attempts = attempts_of(run_key, workspace)
     if not attempts:
         return None
-    return read_submission(attempts[-1].attempt_dir) or attempts[-1].opened_at
+    return claiming_submission(attempts[-1].attempt_dir) or attempts[-1].opened_at
 
 
 def _query(open_cluster: Callable[[], Cluster], job_ids: Sequence[int]) -> tuple[Mapping[int, JobStatus], str]:

@@ -185,6 +185,16 @@ def read_submission(attempt_dir: Path) -> Submission | None:
     return _read(Submission, attempt_dir / SUBMISSION_FILE)
 
 
+def claiming_submission(attempt_dir: Path) -> Submission | None:
+    """The attempt's job; of several, the one that has claimed the attempt, with the folder that was made for itself."""
+    submission, claimant = read_submission(attempt_dir), read_claim(attempt_dir)
+    if submission is None or claimant in (None, submission.job_id):
+        return submission
+    others = [each for each in read_intents(attempt_dir) if each.launcher_script != submission.launcher_script]
+    folder = others[-1].experiment_dir if others else submission.experiment_dir
+    return submission.model_copy(update={"job_id": claimant, "experiment_dir": folder})
+
+
 def may_have_job(attempt_dir: Path) -> bool:
     """Whether an attempt has a job, ended or not, or may have one that is not recorded: to refuse it is too late."""
     try:

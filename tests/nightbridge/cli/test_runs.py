@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from nightbridge.files import write_model
 from nightbridge.gate.decisions import record_decision
 from nightbridge.models import (
     ClusterSettings,
@@ -27,7 +28,7 @@ from nightbridge.models import (
     utc_now,
 )
 from nightbridge.nights.records import NightPlan, NightStart, NightTest, record_end, record_start, write_plan
-from nightbridge.slurm.attempt_files import open_attempt
+from nightbridge.slurm.attempt_files import SUBMISSION_FILE, declare_intent, open_attempt, read_submission
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.store.protocol import open_store
 from tests import builders
@@ -293,6 +294,28 @@ def test_the_error_of_a_log_and_its_last_lines_are_shown(nightbridge: Program, t
     _, out, _ = nightbridge("logs", "--errors", attempt.run_key, "--workspace", str(tmp_path / "ws"))
 
     assert out.splitlines() == ["error: ValueError: nodata (rank 0)", *lines[-30:-1], "[rank0]: ValueError: nodata"]
+
+
+def test_the_log_is_that_of_the_job_that_claimed_the_attempt_and_not_of_the_one_that_came_too_late(
+    nightbridge: Program, tmp_path: Path
+) -> None:
+    attempt = open_attempt(tmp_path / "ws", "test-2026-11-21-0123456789", ClusterSettings())
+    folders = [attempt.attempt_dir / name for name in ("first", "second")]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        (folder / "log_1.out").write_text(f"{folder.name}\n")
+        declare_intent(attempt.attempt_dir, folder / "run_sbatch.sh", folder, after=number)
+    record_submission(attempt.attempt_dir, attempt.name, 5, script=folders[1] / "run_sbatch.sh")
+    submission = read_submission(attempt.attempt_dir)
+    assert submission
+    late = submission.model_copy(update={"experiment_dir": folders[1]})
+    write_model(attempt.attempt_dir / SUBMISSION_FILE, late)
+
+    before = nightbridge("logs", attempt.run_key, "--workspace", str(tmp_path / "ws"))[1]
+    (attempt.attempt_dir / "claim").write_text("4 0 node1 77\n")
+    claimed = nightbridge("logs", attempt.run_key, "--workspace", str(tmp_path / "ws"))[1]
+
+    assert (before, claimed) == ("second\n", "first\n")
 
 
 def test_all_jobs_of_a_night_are_cancelled(

@@ -101,6 +101,17 @@ def test_a_run_is_followed_from_its_attempt_to_the_end_of_its_job(
     assert until(now, RunPhase.ENDED).reason == "COMPLETED"
 
 
+def test_of_two_jobs_of_an_attempt_the_one_that_claimed_it_is_shown(
+    tmp_path: Path, store: ObjectStore, cluster: LocalCluster
+) -> None:
+    submit(cluster, tmp_path, RUN_KEY, "sleep 600")
+    attempt = open_attempt(tmp_path, RUN_KEY, cluster.settings)
+    record_submission(attempt.attempt_dir, attempt.name, 99)
+    (attempt.attempt_dir / "claim").write_text("1 0 node1 77\n")
+
+    assert until(lambda: status_of(tmp_path, store, cluster), RunPhase.RUNNING).job_id == 1
+
+
 def test_a_job_in_the_queue_says_why_it_waits(tmp_path: Path, store: ObjectStore, cluster: LocalCluster) -> None:
     submit(cluster, tmp_path, "other-2026-11-21-0123456789", "sleep 600")
     submit(cluster, tmp_path, RUN_KEY, "sleep 600")
