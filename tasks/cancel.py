@@ -17,7 +17,7 @@ from nightbridge.blocks import site_of
 from nightbridge.errors import DamagedData
 from nightbridge.files import create_exclusively, open_workspace
 from nightbridge.models import NightReport, RunSpec, Site, Verdict, VerdictStatus
-from nightbridge.nights.records import NightPlan, read_end, record_end
+from nightbridge.nights.records import NightPlan, read_end, read_start, record_end, record_start
 from nightbridge.slurm.attempts import attempts_of, cancel_jobs, read_ended
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.tasks.compare import stored_verdict
@@ -117,10 +117,13 @@ def cancel_night(plan: NightPlan) -> None:
 
 
 def record_cancelled(plan: NightPlan) -> None:
-    """Record that a person ended the night, with the verdicts that it had by then."""
+    """Record that a person ended the night, with its verdicts by then; and that it began, where nothing says so yet."""
+    store, start = store_of(plan.site), plan.start
+    if read_start(store, start.night, start.scenario) is None:
+        record_start(store, start)
     verdicts = tuple(stored_verdict(run, plan.site) or _cancelled(run) for run in plan.runs)
-    night_report = NightReport(scenario=plan.start.scenario, night=plan.start.night, verdicts=verdicts)
-    record_end(store_of(plan.site), night_report, cancelled=True)
+    night_report = NightReport(scenario=start.scenario, night=start.night, verdicts=verdicts)
+    record_end(store, night_report, cancelled=True)
 
 
 def is_recorded(plan: NightPlan, since: datetime) -> bool:

@@ -20,7 +20,8 @@ from nightbridge.flows.bisect import bisect_flow
 from nightbridge.flows.nightly import cancel_hook, nightly
 from nightbridge.flows.trial import try_flow
 from nightbridge.models import Budget, ClusterSettings, RunSpec, Scenario, Site, utc_now
-from nightbridge.nights.records import NightPlan, NightStart, NightTest, write_plan
+from nightbridge.nights.records import NightPlan, NightStart, NightTest, find_nights, write_plan
+from nightbridge.report.overview import index_html
 from nightbridge.slurm.attempt_files import open_attempt
 from nightbridge.tasks.cancel import (
     cancel_night,
@@ -31,6 +32,7 @@ from nightbridge.tasks.cancel import (
     record_cancelled,
 )
 from nightbridge.tasks.night import PLAN_LABEL
+from nightbridge.tasks.site import store_of
 from tests.builders import make_test
 
 Answer = Callable[[bool], None]
@@ -232,6 +234,14 @@ def test_a_search_whose_record_is_damaged_is_not_taken_for_over(
 
     with pytest.raises(StatusUnknown, match=f"n1-bisect-1: .*{search.name}"):
         cancel_searches(flow_run, plan.site)
+
+
+def test_a_night_that_was_cancelled_before_its_beginning_could_be_recorded_is_among_the_nights(plan: NightPlan) -> None:
+    record_cancelled(plan)
+
+    (night,) = find_nights(store_of(plan.site))
+    assert (night.start, night.end and night.end.title) == (plan.start, "cancelled")
+    assert plan.start.night in index_html(store_of(plan.site))
 
 
 def test_a_night_that_went_on_after_its_cancellation_is_to_be_cancelled_again(plan: NightPlan) -> None:
