@@ -4,19 +4,20 @@ Recipes are found by reading the pinned code: importing it would need torch and 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
 from nightbridge.launch.config_schema import ConfigSchema
-from nightbridge.launch.flags import RELEASES, SPELLINGS, V0_6_0, Flag, version_of_ref
+from nightbridge.launch.flags import RELEASES, SPELLINGS, V0_4_0, V0_6_0, Flag, text_of, version_of_ref
 from nightbridge.launch.parser_source import launcher_of
 from nightbridge.launch.plan import RECIPE_STEPS, unknown_flags, unsafe_values, wrong_choices
 from nightbridge.launch.resources import oversized_checkpoint, parameters_of, resumed_from, trains_adapters
 from nightbridge.launch.shipped import pinned_recipes, released_recipes
 from nightbridge.models import HarvestPolicy, TestDefinition
 from nightbridge.models.series import DEFAULTS
+from nightbridge.rules.required import has_nvidias_launcher, is_given
 from nightbridge.rules.rule import UPSTREAM, RuleContext, cmd_args, is_local, pinned_schema, rule
 
 _NIGHTS = "nightbridge: what a night stores and compares"
@@ -376,16 +377,83 @@ def _known_later(run: RuleContext) -> Iterator[str]:
         yield from (said for said in _override_problems(run, run.config_schema) if said not in certain)
 
 
-@rule(
-    "override-twice",
-    "Megatron-Bridge: scripts/performance/utils/overrides.py at 067f987d (main)",
-    ("extra_cmd_args", "cmd_args"),
-)
+_ALSO_SET_BY: Mapping[str, tuple[str, ...]] = {
+    "checkpoint.load": ("use_megatron_fsdp",),
+    "checkpoint.most_recent_k": ("most_recent_k",),
+    "ddp.average_in_collective": ("use_megatron_fsdp", "nccl_ub"),
+    "ddp.data_parallel_sharding_strategy": ("use_megatron_fsdp",),
+    "logger.tensorboard_dir": ("pytorch_profiler",),
+    "model.cpu_offloading": ("activation_offload_layers",),
+    "model.cpu_offloading_num_layers": ("activation_offload_layers",),
+    **dict.fromkeys(("model.cuda_graph_modules", "model.cuda_graph_scope"), ("cuda_graph_scope",)),
+    "model.moe_flex_dispatcher_backend": ("moe_flex_dispatcher_backend",),
+    "model.moe_layer_freq": ("num_layers", "first_k_dense_replace"),
+    "model.moe_shared_expert_overlap": ("moe_a2a_overlap",),
+    "model.num_moe_experts": ("num_moe_experts",),
+    "model.pipeline_model_parallel_layout": ("pipeline_model_parallel_layout",),
+    "model.recompute_granularity": ("recompute_num_layers", "recompute_modules"),
+    "model.recompute_method": ("recompute_num_layers",),
+    "model.recompute_modules": ("recompute_modules",),
+    "model.recompute_num_layers": ("recompute_num_layers",),
+    "model.sequence_parallel": ("tp",),
+    **dict.fromkeys(("tokenizer.tokenizer_type", "tokenizer.tokenizer_model"), ("tokenizer_type",)),
+}
+"""Further fields that flags of a performance recipe set after the overrides, in other words or with others."""
+
+_SAVING = {"checkpoint.save": "save_dir", "checkpoint.save_interval": "save_interval"}
+"""Fields that are set wherever a run saves, each with the key of `[cmd_args]`."""
+
+_OVERRIDING = "Megatron-Bridge: scripts/performance/utils/overrides.py at 067f987d (main)"
+
+
+@rule("override-twice", _OVERRIDING, ("extra_cmd_args", "cmd_args", "harvest"))
 def _twice(run: RuleContext) -> Iterator[str]:
     """The launcher lays its own flags over the overrides, and nightbridge plans by the flags."""
-    for key, path, _ in overrides_of(run.test):
-        field = SET_BY_FLAGS.get(path.replace("model.transformer.", "model."))
+    library = bool(run.args.get("use_recipes"))
+    saves = run.test.harvest.checkpoint != "none" or any(is_given(run.args.get(key)) for key in _SAVING.values())
+    for key, path, value in overrides_of(run.test):
+        path = path.replace("model.transformer.", "model.")
+        field = SET_BY_FLAGS.get(path)
         if path in ("train.train_iters", "train.train_samples"):
             yield f"extra_cmd_args: {key!r}: a run is watched for cmd_args.max_steps; write the number of steps there"
+        elif path in _SAVING and saves and not library:
+            yield f"extra_cmd_args: {key!r}: a flag of a run that saves overrides it; write cmd_args.{_SAVING[path]}"
+        elif path == "model.seq_length" and run.version < V0_6_0:
+            continue  # the flag changes the data alone
         elif field in run.args:
             yield f"extra_cmd_args: {key!r}: cmd_args.{field} overrides it; remove one of them"
+        elif not library:
+            for other in _ALSO_SET_BY.get(path, ()):
+                given = run.args.get(other)
+                sets = text_of((run.integer("tp") or 1) > 1 if other == "tp" else given)
+                if is_given(given) and value != sets:
+                    yield f"extra_cmd_args: {key!r}: cmd_args.{other} overrides it; remove one of them"
+
+
+_KEPT_OF_DATA = frozenset({"num_workers", "pin_memory", "persistent_workers"})
+
+
+@rule("override-dropped", _OVERRIDING, ("extra_cmd_args", "cmd_args", "git_repos"), "warning")
+def _dropped(run: RuleContext) -> Iterator[str]:
+    """The launcher sets some fields after the overrides, whatever its flags are."""
+    if run.args.get("use_recipes") or not has_nvidias_launcher(run):
+        return
+    for key, path, value in overrides_of(run.test):
+        if reason := _why_dropped(path.replace("model.transformer.", "model."), str(value).lower(), run):
+            yield f"extra_cmd_args: {key!r} has no effect: {reason}"
+
+
+def _why_dropped(path: str, value: str, run: RuleContext) -> str | None:
+    args, (section, _, field) = run.args, path.partition(".")
+    has_own_data = args.get("data", "mock") == "mock" and str(args.get("domain", "llm")).lower() != "llm"
+    if section == "dataset" and not has_own_data and (field not in _KEPT_OF_DATA or run.version < V0_4_0):
+        return "the launcher makes the dataset anew, from cmd_args.data and its other flags; write those"
+    if path == "optimizer.use_precision_aware_optimizer" and value == "false":
+        return "with adam and bf16 it is always on" if args.get("compute_dtype", "bf16") == "bf16" else None
+    if path == "model.moe_token_dispatcher_type" and V0_4_0 <= run.version < V0_6_0:
+        return "before v0.6.0 it is flex with cmd_args.moe_flex_dispatcher_backend, and alltoall without"
+    if path == "train.global_batch_size" and run.version < V0_6_0:
+        return "before v0.6.0 the batch is scaled where num_gpus is not the recipe's own; write cmd_args.gb"
+    if path == "logger.save_config_filepath":
+        return "a flag that every run has overrides it; write cmd_args.save_config_filepath"
+    return None
