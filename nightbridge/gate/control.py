@@ -420,14 +420,23 @@ def arm_of(number: int, reference: str, on_suspects: bool = False) -> Arm:
 
 
 def arm_run(run: RunSpec, base: RunRecord, number: int, on_suspects: bool = False) -> RunSpec:
-    """The run of an arm: tonight's, or the last good point as it was, as a run of tonight."""
+    """The run of an arm: tonight's, or the last good point as it was, as a run of tonight.
+
+    What no series id has may be another since: where secrets are, and how long a job may take, are tonight's. And it is
+    no longer held to golden values or a reference: it passed by them, and their files may have been moved or replaced.
+    """
     arm = arm_of(number, base.spec.run_key, on_suspects)
     test = run.test
     if arm.role == "control":
-        test = run_at(base, {}).test.model_copy(update={"sbatch_args": test.sbatch_args})
+        test, tonights = run_at(base, {}).test, {name: getattr(test, name) for name in _OF_TONIGHT}
+        gate = test.gate.model_copy(update={"golden": None, "reference": None})
+        test = test.model_copy(update={**tonights, "gate": gate})
     test = test.model_copy(update={"harvest": HarvestPolicy(checkpoint="none")})
     return run.model_copy(update={"repeat": number, "arm": arm, "test": test, "after": ()})
 
+
+_OF_TONIGHT = ("sbatch_args", "time_limit", "secrets")
+"""What a control arm has of tonight's test."""
 
 _AS_IT_IS: Mapping[str, GitRepo] = {}
 

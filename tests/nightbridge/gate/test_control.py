@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ from nightbridge.gate.verdict import compare
 from nightbridge.history.history_store import put_row
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import GatePolicy, Outcome, RunRecord, StoreSettings, Verdict, VerdictStatus
+from nightbridge.models import GatePolicy, Outcome, RunRecord, SecretRef, StoreSettings, Verdict, VerdictStatus
 from nightbridge.models.series import series_id
 from nightbridge.report.tables import further_runs_of
 from nightbridge.store.directory import DirectoryStore
@@ -129,6 +130,27 @@ def test_a_control_arm_runs_the_pins_of_the_last_good_point_as_a_run_of_tonight(
     assert new.test.git_repos == tonight.spec.test.git_repos
     assert {new.night, control.night} == {tonight.spec.night}
     assert len({new.run_key, control.run_key, base.spec.run_key, tonight.spec.run_key}) == 4
+
+
+def test_a_control_arm_is_run_and_judged_though_what_its_own_night_named_is_gone() -> None:
+    of_then: dict[str, Any] = {
+        "gate": GatePolicy(golden="/old/golden.json", reference="recipe", warmup_steps=5),
+        "secrets": {"HF_TOKEN": SecretRef(source="env", name="OLD_TOKEN")},
+        "time_limit": "00:10:00",
+    }
+    of_tonight: dict[str, Any] = {
+        "gate": GatePolicy(golden="/new/golden.json", warmup_steps=5),
+        "secrets": {"HF_TOKEN": SecretRef(source="env", name="NEW_TOKEN")},
+        "time_limit": "00:20:00",
+    }
+    base = make_record(night="2026-11-09", commit="b" * 40, **of_then)
+    tonight = make_record(commit=BAD, **of_tonight).spec
+
+    new, control = (arm_run(tonight, base, number).test for number in (1, 2))
+
+    assert (control.gate.golden, control.gate.reference, control.gate.warmup_steps) == (None, None, 5)
+    assert (control.secrets, control.time_limit) == (of_tonight["secrets"], "00:20:00")
+    assert new.gate == tonight.test.gate
 
 
 def test_a_stored_run_is_run_with_its_submodules_at_other_commits() -> None:
