@@ -270,11 +270,13 @@ def moved_shift(
     """What moved furthest for the worse from a good night, by its index, to a bad one (InvalidInput: nothing did).
 
     Of the metrics that regressed in the bad night where it has some, those of every table first. What users left out,
-    such as the nights before an accepted level, is no part of the good level.
+    such as the nights before an accepted level, is no part of the good level, nor is what another configuration had.
     """
+    last = nights[last_good]
     if metric == LOSSES or (metric is None and _hardly_moved(bad)):
-        return _losses_shift(nights[last_good], bad)
-    good = [night for night in nights[: last_good + 1] if night.verdict in (nights[last_good].verdict, "passed")][-7:]
+        return _losses_shift(last, bad)
+    of_level = (night for night in nights[: last_good + 1] if night.series == last.series)
+    good = [night for night in of_level if night.verdict in (last.verdict, "passed")][-7:]
     moved = []
     regressed = [each for each in METRIC_BY_NAME.values() if each.name in bad.worse]
     of_tables = [each for each in COLUMNS if each in regressed]
@@ -288,8 +290,9 @@ def moved_shift(
     if not moved or max(item[0] for item in moved) <= 0:
         raise InvalidInput("no metric became worse", subject=bad.run_key, advice="Name one with --metric")
     _, found, level, now = max(moved, key=lambda item: item[0])
-    counted = [row for row in rows if not is_left_out(decisions, found.name, row.night)]
-    return _metric_shift(counted, found, bad.night, nights[last_good], bad, level, now)
+    of_levels = (row for row in rows if row.series in (last.series, bad.series))
+    counted = [row for row in of_levels if not is_left_out(decisions, found.name, row.night)]
+    return _metric_shift(counted, found, bad.night, last, bad, level, now)
 
 
 def _metric_shift(

@@ -106,6 +106,18 @@ def test_two_nights_that_are_named_are_compared_whatever_their_verdicts() -> Non
     assert (plan.metric, plan.good_night, plan.bad_night) == ("step_time", night(1), night(4))
 
 
+def test_the_level_of_a_named_good_night_is_that_of_its_own_configuration() -> None:
+    fast = [make_record(make_summary((1.0,) * 50), night(number)) for number in range(7)]
+    slow = [make_record(make_summary((time,) * 50), night(number)) for number, time in ((7, 2.0), (8, 2.2))]
+    rows = [row(made, VerdictStatus.PASSED) for made in fast]
+    rows += [row(made.model_copy(update={"series": "llama3-8b-1"}), VerdictStatus.NO_BASELINE) for made in slow]
+
+    found = find_change(rows, lambda _row: None, AttributionRequest(good=night(7), bad=night(8)))
+
+    assert isinstance(found.levels, Levels)
+    assert (found.levels.good, found.levels.bad) == (2.0, 2.2)
+
+
 @pytest.mark.parametrize(("good", "bad"), [(night(1), None), (night(1), "2020-01-01")])
 def test_one_night_alone_and_a_night_that_was_not_are_refused(good: str, bad: str | None) -> None:
     with pytest.raises(InvalidInput, match="no such night in the history"):
