@@ -26,7 +26,7 @@ from nightbridge.bisect.shift import FAILURE, LOSSES
 from nightbridge.errors import InvalidInput
 from nightbridge.harvest.manifest import load_record, run_key_of
 from nightbridge.history.nightly_values import BROKEN
-from nightbridge.models import RunRecord, StoredModel, Verdict, night_order, utc_now
+from nightbridge.models import RunRecord, StoredModel, Verdict, VerdictStatus, night_order, utc_now
 from nightbridge.nights.records import read_verdict
 from nightbridge.numbers import format_count, format_percent, format_value
 from nightbridge.store.protocol import ObjectStore, read_stored
@@ -132,9 +132,14 @@ def next_designs(
         full = len(runs) >= plan.policy.most_runs and plan.belief.answer(exchanges_of(runs)).kind == "undecided"
         return (), "runs" if full else ""
     if plan.budget is not None:
-        left = plan.budget - sum(run.gpu_seconds for run in runs) / 3600
+        left = plan.budget - _hours_spent(runs, usual_cost)
         designs = designs[: max(int(left / usual_cost), 0)] if usual_cost > 0 else designs
     return designs, "" if designs else "budget"
+
+
+def _hours_spent(runs: Sequence[ExchangeRun], usual_cost: float) -> float:
+    """GPU-hours of runs; one that died before its cost was known counts as a usual one, or a budget would never end."""
+    return sum(run.gpu_seconds / 3600 or usual_cost for run in runs if run.status is not VerdictStatus.INVALID)
 
 
 def evaluate(plan: AttributionPlan, runs: Sequence[ExchangeRun], stopped: Stop = "") -> AttributionResult:
@@ -205,7 +210,8 @@ def within_budget(result: AttributionResult, within: BisectPlan, usual_cost: flo
     """
     most = result.plan.policy.most_runs
     if result.plan.budget is not None and usual_cost > 0:
-        most = min(most, int((result.plan.budget - result.gpu_hours) / usual_cost))
+        spent = _hours_spent(result.runs, usual_cost) + sum(one.gpu_hours for one in result.descents)
+        most = min(most, int((result.plan.budget - spent) / usual_cost))
     # Those that are known count as well: an end that nothing is left for is no question.
     policy = within.policy.model_copy(update={"most_runs": max(most + len(within.known), 1)})
     return within.model_copy(update={"policy": policy})

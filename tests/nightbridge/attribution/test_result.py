@@ -162,6 +162,18 @@ def test_an_overspent_budget_starts_nothing_more(at_once: int) -> None:
     assert next_designs(plan, hung, at_once, 8.0) == ((), "budget")
 
 
+def test_a_run_that_died_before_its_cost_was_known_takes_a_usual_one_of_the_budget() -> None:
+    plan = ATTRIBUTION_PLAN.model_copy(update={"budget": 25.0})
+    dead = [
+        run.model_copy(update={"gpu_seconds": 0.0, "value": None, "status": VerdictStatus.INFRASTRUCTURE})
+        for run in exchange_runs([1], plan)
+    ]
+    never_run = [run.model_copy(update={"status": VerdictStatus.INVALID}) for run in dead]
+
+    assert next_designs(plan, dead, 1, 8.0) == ((), "budget")
+    assert next_designs(plan, never_run, 1, 8.0)[0]
+
+
 def test_it_ends_at_its_number_of_runs_and_says_so() -> None:
     plan = ATTRIBUTION_PLAN.model_copy(update={"policy": BisectPolicy(most_runs=3)})
     runs = exchange_runs([1], plan)
