@@ -188,7 +188,6 @@ def _with_canary(tests: Sequence[TestDefinition]) -> tuple[TestDefinition, ...]:
 def _scenario(document: Document, tests_dirs: Sequence[Path]) -> Scenario:
     entries = document.table["Tests"]
     problems = list(_scenario_problems(document, entries))
-    problems += [] if problems else dependency_problems(document, entries)
     warnings = [
         finding(document.where((key,)), (key,), SCENARIO_IGNORED[key], "warning")
         for key in document.table
@@ -201,6 +200,7 @@ def _scenario(document: Document, tests_dirs: Sequence[Path]) -> Scenario:
             test, found = _entry_test(document, index, entry, library)
             tests.append(test)
             warnings.extend(found)
+    problems += [] if problems else dependency_problems(document, [library.completed(entry) for entry in entries])
     if any(test.compat == "cloudai" for test in _valid(tests)):
         message = 'has no effect here, and compat = "cloudai" promises CloudAI\'s own; remove one of them'
         problems += [_problem(document, (key,), message) for key in document.table if key in REFUSED_FOR_CLOUDAI]
@@ -306,6 +306,15 @@ class _Library:
             if documents:
                 return documents[0]
         raise InvalidInput(self._not_found(name))
+
+    def completed(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """An entry with the dependencies of its test file, where it has none of its own."""
+        if "test_name" not in entry or "dependencies" in entry:
+            return entry
+        try:
+            return {"dependencies": self.find(entry["test_name"]).table.get("dependencies"), **entry}
+        except InvalidInput:
+            return entry  # told with the test
 
     def _not_found(self, name: str) -> str:
         known = [test for tests in self._found for test in tests]

@@ -94,3 +94,18 @@ def test_what_can_never_be_satisfied_is_a_fault_of_the_scenario(load: Loader, en
     with pytest.raises(InvalidInput) as caught:
         load(*entries)
     assert said in str(caught.value)
+
+
+def test_dependencies_of_a_test_file_are_checked_as_those_of_an_entry(tmp_path: Path) -> None:
+    text = TEST.replace("[Tests.", "[").replace("[[Tests.", "[[")
+    for name, other in (("a", "B"), ("b", "A"), ("c", "nosuch")):
+        dependency = f'[[dependencies]]\ntype = "start_post_comp"\nid = "{other}"\n'
+        (tmp_path / f"{name}.toml").write_text(f'name = "{name}"{text}{dependency}')
+    circle, unknown = tmp_path / "circle.scenario", tmp_path / "unknown.scenario"
+    circle.write_text('name = "n"\n[[Tests]]\nid = "A"\ntest_name = "a"\n[[Tests]]\nid = "B"\ntest_name = "b"\n')
+    unknown.write_text('name = "n"\n[[Tests]]\nid = "C"\ntest_name = "c"\n')
+
+    with pytest.raises(InvalidInput, match=r"'A' waits for 'B' waits for 'A'|'B' waits for 'A' waits for 'B'"):
+        config.load(circle)
+    with pytest.raises(InvalidInput, match=r"unknown.scenario:2: .*no test has the id 'nosuch'"):
+        config.load(unknown)
