@@ -7,7 +7,7 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
 
-from nightbridge.attribution.axes import exchanged_site, nodes_at
+from nightbridge.attribution.axes import base_of_descent, exchanged_site, nodes_at
 from nightbridge.attribution.plan import (
     DEFAULT_REQUEST,
     AttributionPlan,
@@ -102,7 +102,9 @@ def _find(plan: AttributionPlan, bad: RunRecord, site: Site, at_once: int | None
         try:
             if planned := plan_descent(result, group, site):
                 within = within_budget(result, planned, gpu_hours(bad) or 0.0)
-                result = with_descent(result, search(within, base_run(within, site), site, at_once))
+                own = base_of_descent(bad, plan.factors, result.factors)
+                base = own if within.base == plan.bad else base_run(within, site)
+                result = with_descent(result, search(within, base, site, at_once))
         except PermanentError as error:  # a rewritten branch or a closed registry is no reason to lose what is known
             result = result.model_copy(update={"notes": (*result.notes, str(error))})
     return keep_answer(result, site)

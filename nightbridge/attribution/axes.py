@@ -163,6 +163,22 @@ def nodes_at(factors: Sequence[Factor], design: Design, bad: RunRecord) -> str:
     )
 
 
+def base_of_descent(bad: RunRecord, factors: Sequence[Factor], cause: Sequence[Factor]) -> RunRecord:
+    """The bad run as a search inside a factor of the cause repeats it, at a site that is `exchanged_site`.
+
+    The variables that its site had are its test's; and it has its nodes where these have a part in the cause.
+    """
+    test = bad.spec.test
+    for factor in factors:
+        if factor.axis == "environment":
+            test = _with_level(test, factor, factor.bad)
+    if any(factor.axis == "nodes" for factor in cause):
+        kept = (option for option in test.sbatch_args if not option.startswith(_ON_NODES))
+        nodes = nodes_at(factors, (True,) * len(factors), bad)
+        test = test.model_copy(update={"sbatch_args": (*kept, f"--nodelist={nodes}")})
+    return bad.model_copy(update={"spec": bad.spec.model_copy(update={"test": test})})
+
+
 def exchanged_site(site: Site, factors: Sequence[Factor]) -> Site:
     """The site without the variables that are exchanged: each run sets its own, or has none."""
     ours = {factor.key for factor in factors if factor.axis == "environment"}

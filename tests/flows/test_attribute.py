@@ -35,9 +35,9 @@ class Attributed:
 @pytest.fixture(scope="module")
 def attributed(tmp_path_factory: pytest.TempPathFactory, environments_dir: Path, flows_here: None) -> Attributed:
     practice = Practice(tmp_path_factory.mktemp("attribute"), environments_dir)
-    practice.run("n1", 1.0)
+    practice.run("n1", 1.3)
     commits = commit_many(practice.repositories, ["Tidy", "Synchronise after every bucket", "Document"], SLOW)
-    assert practice.run("n2", 1.0, exclude=["node1"]) is VerdictStatus.REGRESSED
+    assert practice.run("n2", 1.3, exclude=["node1"]) is VerdictStatus.REGRESSED
     stopped = practice.attribute(most_runs=2)
     jobs_when_stopped = practice.jobs
     result = practice.attribute()

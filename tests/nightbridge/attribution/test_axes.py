@@ -8,6 +8,7 @@ import pytest
 from nightbridge.attribution.axes import (
     MAX_NODE_FACTORS,
     Factor,
+    base_of_descent,
     exchanged_run,
     exchanged_site,
     find_factors,
@@ -189,3 +190,23 @@ def test_the_site_s_own_variables_do_not_come_back_by_the_site(tmp_path: Path) -
     factors = find_factors(record(), record(argv=("-E", "NCCL_ALGO=Tree")), same_nodes=False)
 
     assert exchanged_site(site, factors).cluster.env_vars == {"KEPT": "1"}
+
+
+def test_a_search_inside_a_factor_has_the_variables_of_the_bad_run_s_site() -> None:
+    before, after = record(argv=("-E", "NCCL_ALGO=Ring", "-E", "GONE=1")), record(argv=("-E", "NCCL_ALGO=Tree"))
+    factors = find_factors(before, after, same_nodes=False)
+
+    base = base_of_descent(after, factors, ())
+
+    assert base.spec.test.extra_env_vars == {"NCCL_ALGO": "Tree"}
+    assert base.spec.run_key == after.spec.run_key
+
+
+def test_a_search_inside_a_factor_has_the_bad_run_s_nodes_where_they_have_a_part_in_it() -> None:
+    before = record(nodes="node[1,3]", commit=GOOD)
+    after = record(nodes="node[1-2]", commit=BAD, sbatch_args=("--exclude=node3", "--comment=x"))
+    factors = find_factors(before, after, same_nodes=False)
+    commit = [factor for factor in factors if factor.is_commit]
+
+    assert base_of_descent(after, factors, commit).spec == after.spec
+    assert base_of_descent(after, factors, factors).spec.test.sbatch_args == ("--comment=x", "--nodelist=node1,node2")
