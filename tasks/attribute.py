@@ -31,7 +31,7 @@ from nightbridge.attribution.result import (
 from nightbridge.bisect import plan as bisect_plans
 from nightbridge.bisect.plan import BisectPlan
 from nightbridge.bisect.shift import Shift
-from nightbridge.harvest.manifest import load_record
+from nightbridge.harvest.manifest import load_record, run_key_of
 from nightbridge.history.rows import HistoryRow, gpu_hours
 from nightbridge.images.image import versions_between
 from nightbridge.images.registry import registry_tags
@@ -79,9 +79,12 @@ def cost_of(test_id: str, request: AttributionRequest, site: Site) -> str:
 
 
 def earlier_result(plan: AttributionPlan, site: Site) -> AttributionResult | None:
-    """What was found about the same change; None where that was not decided, or not as surely as the plan wants it."""
+    """What was found about the same change; None where that was not decided, or not as surely as the plan wants it.
+
+    A range that could not be searched is tried again: a registry may be open, or a repository whole by now.
+    """
     found = load_result(store_of(site), plan)
-    if found is None or found.cause.kind == "undecided" or found.stopped:
+    if found is None or found.cause.kind == "undecided" or found.stopped or found.notes:
         return None
     return found if found.plan.policy.confidence >= plan.policy.confidence else None
 
@@ -149,7 +152,7 @@ def keep_answer(result: AttributionResult, site: Site) -> AttributionResult:
 
 
 def _shift_of(plan: AttributionPlan, rows: tuple[HistoryRow, ...]) -> Shift:
-    """What became worse, as the plan has it."""
-    by_prefix = {row.prefix: row for row in rows}
-    good, bad = (by_prefix[prefix] for prefix in (plan.good, plan.bad))
+    """What became worse, as the plan has it, though another attempt of a run may be in the history by now."""
+    by_key = {row.run_key: row for row in rows}
+    good, bad = (by_key[run_key_of(prefix)] for prefix in (plan.good, plan.bad))
     return Shift(plan.metric, plan.metric, plan.statistic, plan.unit, plan.since, good, bad, plan.levels)

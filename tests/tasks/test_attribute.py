@@ -1,13 +1,18 @@
-"""When an attribution was answered before."""
+"""When an attribution was answered before, and what it goes on with."""
 
 from pathlib import Path
 
+import pytest
+
 from nightbridge.attribution.result import evaluate, keep_result
 from nightbridge.bisect.search import BisectPolicy
-from nightbridge.models import Site
-from nightbridge.tasks.attribute import earlier_result
+from nightbridge.history.history_store import put_row
+from nightbridge.history.rows import row_of
+from nightbridge.models import RangeCommit, Site, VerdictStatus, utc_now
+from nightbridge.tasks import attribute
+from nightbridge.tasks.attribute import earlier_result, plan_descent
 from nightbridge.tasks.site import store_of
-from tests.builders import ATTRIBUTION_PLAN, exchange_runs
+from tests.builders import ATTRIBUTION_PLAN, exchange_runs, make_record, make_summary, make_verdict
 
 
 def test_an_answer_that_is_not_as_sure_as_requested_is_none(tmp_path: Path) -> None:
@@ -18,3 +23,31 @@ def test_an_answer_that_is_not_as_sure_as_requested_is_none(tmp_path: Path) -> N
 
     assert earlier_result(ATTRIBUTION_PLAN, site) == answer
     assert earlier_result(ATTRIBUTION_PLAN.model_copy(update={"policy": surer}), site) is None
+
+
+def test_an_answer_whose_range_could_not_be_listed_is_none(tmp_path: Path) -> None:
+    site = Site(workspace=tmp_path)
+    answer = evaluate(ATTRIBUTION_PLAN, exchange_runs([1])).model_copy(update={"notes": ("the registry refused us",)})
+    keep_result(store_of(site), answer)
+
+    assert earlier_result(ATTRIBUTION_PLAN, site) is None
+
+
+def test_a_new_attempt_of_the_bad_night_does_not_keep_its_commits_from_being_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(workspace=tmp_path)
+    store = store_of(site)
+    nights = [make_record(make_summary((1.0,) * 50), f"2026-11-0{day}", commit=str(day) * 40) for day in (1, 2)]
+    good, bad = (row_of(made, make_verdict(VerdictStatus.PASSED)) for made in nights)
+    put_row(store, good)
+    put_row(store, bad.model_copy(update={"attempt": 2, "prefix": f"{bad.prefix[:-1]}2"}))
+    about = {"test_id": bad.test_id, "cluster": bad.cluster, "series": bad.series, "good": good.prefix}
+    plan = ATTRIBUTION_PLAN.model_copy(update={**about, "bad": bad.prefix})
+    commit = RangeCommit(commit="2" * 40, subject="Tidy", author="", authored_at=utc_now())
+    monkeypatch.setattr(attribute, "commits_between", lambda *_ends: (commit,))
+
+    planned = plan_descent.fn(evaluate(plan, exchange_runs([1])), (1,), site)
+
+    assert planned is not None
+    assert [step.commit for step in planned.commits] == ["2" * 40]
