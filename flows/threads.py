@@ -92,9 +92,8 @@ class _Calls(Generic[R]):
             result.cancel()
         over = time.monotonic() + GRACE_SECONDS
         while any(result.running() for result in self.results) and time.monotonic() < over:
-            if not isinstance(cause, Exception):
-                # Threads that wait for a program hear of nothing else; the next one that they start is ended as well.
-                GUARD.kill_all()
+            # Threads that wait for a program hear of nothing else; the next one that they start is ended as well.
+            GUARD.kill_interrupted()
             time.sleep(_KILL_AGAIN)
 
 

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
@@ -173,11 +174,15 @@ def _write_all(stream: IO[bytes], data: bytes) -> None:
         stream.write(data)
 
 
+INTERRUPTED: ContextVar[Callable[[], bool]] = ContextVar("nightbridge_interrupted", default=lambda: False)
+"""Tells whether what the calling thread works for has been interrupted: then `GUARD` lets no program of it live."""
+
+
 class Guard:
     """The process groups that this process has started and that shall not outlive it."""
 
     def __init__(self) -> None:
-        self._groups: set[int] = set()
+        self._groups: dict[int, Callable[[], bool]] = {}
         self._lock = threading.Lock()
         self._helper: subprocess.Popen[bytes] | None = None
 
@@ -186,18 +191,22 @@ class Guard:
         """Guard the process group that a process leads, until the end of the block."""
         self._note(process.pid)
         try:
+            self.kill_interrupted()
             yield
         finally:
             self._note(-process.pid)
 
-    def kill_all(self) -> None:
-        """End every guarded group now."""
+    def kill_interrupted(self) -> None:
+        """End the guarded groups of what has been interrupted (`INTERRUPTED`), and no others."""
         with self._lock:
-            _kill(self._groups)
+            _kill([group for group, interrupted in self._groups.items() if interrupted()])
 
     def _note(self, number: int) -> None:
         with self._lock:
-            _note(self._groups, number)
+            if number > 0:
+                self._groups[number] = INTERRUPTED.get()
+            else:
+                self._groups.pop(-number, None)
             # A helper that was killed, or cannot be started now, is missed only if this process is killed as well.
             with contextlib.suppress(OSError):
                 numbers = [number]
@@ -225,16 +234,12 @@ def main(_arguments: Sequence[str]) -> int:
     """The helper: take in groups from stdin, one number a line, negative when it is over; at the end kill the rest."""
     groups: set[int] = set()
     for line in sys.stdin.buffer:
-        _note(groups, int(line))
+        if (number := int(line)) > 0:
+            groups.add(number)
+        else:
+            groups.discard(-number)
     _kill(groups)
     return 0
-
-
-def _note(groups: set[int], number: int) -> None:
-    if number > 0:
-        groups.add(number)
-    else:
-        groups.discard(-number)
 
 
 def _kill(groups: Iterable[int]) -> None:

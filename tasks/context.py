@@ -25,6 +25,7 @@ from prefect.logging import get_run_logger
 
 from nightbridge.errors import TransientError
 from nightbridge.models import Scenario, Site
+from nightbridge.processes import INTERRUPTED
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.slurm.watcher import Watcher
 
@@ -115,6 +116,10 @@ class Interruption:
         """Its own cause, else that of what is around it."""
         return self.cause or (None if self.outer is None else self.outer.any_cause)
 
+    def ends_programs(self) -> bool:
+        """Whether what runs for it is over; an error is handled by the flow, which still has to report its end."""
+        return not isinstance(self.any_cause, Exception | None)
+
 
 @dataclass(frozen=True)
 class _Scope:
@@ -161,8 +166,12 @@ def interrupted_together() -> Iterator[Interruption]:
     """Let the threads that copy this context within the block end with the cause that is set on the interruption."""
     scope = _scope.get() or _Scope()
     interruption = Interruption(scope.interruption)
-    with _scoped(replace(scope, interruption=interruption)):
-        yield interruption
+    token = INTERRUPTED.set(interruption.ends_programs)
+    try:
+        with _scoped(replace(scope, interruption=interruption)):
+            yield interruption
+    finally:
+        INTERRUPTED.reset(token)
 
 
 @contextlib.contextmanager

@@ -184,7 +184,9 @@ def _find_changes(folder: Path, commit: str, with_submodules: bool, timeout: flo
     inner = submodules if with_submodules else {}
     with ThreadPoolExecutor(max_workers=len(inner) + 1) as pool:
         found_inside = {
-            path: pool.submit(_find_changes, folder / path, pin, True, timeout) for path, pin in inner.items()
+            # In this context: what it works for may be interrupted.
+            path: pool.submit(copy_context().run, _find_changes, folder / path, pin, True, timeout)
+            for path, pin in inner.items()
         }
         status = attempt(
             "status", "--porcelain=v1", "-z", "--untracked-files=all", "--ignored=matching", "--no-renames",

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -264,3 +265,33 @@ def test_a_cancelled_task_ends_what_it_awaits(night: Night) -> None:
     asyncio.run(cell())
 
     assert night.wait_out() == "KeyboardInterrupt"
+
+
+def test_a_cancelled_task_leaves_the_programs_of_others_alone_and_starts_none(tmp_path: Path) -> None:
+    codes: dict[str, int] = {}
+    go_on = threading.Event()
+
+    def program(name: str, seconds: int) -> None:
+        script = f"touch {tmp_path}/{name}; sleep {seconds}"
+        codes[name] = run(["sh", "-c", script], environment=os.environ, timeout=600).code
+
+    def left_behind() -> None:
+        program("cancelled", 600)
+        go_on.wait(60)
+        program("later", 600)
+
+    async def cell() -> None:
+        calls = [async_twin(left_behind)(), async_twin(program)("other", 2)]
+        cancelled, other = (asyncio.create_task(call) for call in calls)
+        while not {"cancelled", "other"} <= {path.name for path in tmp_path.iterdir()}:
+            await asyncio.sleep(0.01)
+        cancelled.cancel()
+        await asyncio.wait([cancelled, other])
+
+    asyncio.run(cell())
+    go_on.set()
+    over = time.monotonic() + 60
+    while "later" not in codes and time.monotonic() < over:
+        time.sleep(0.01)
+
+    assert codes == {"cancelled": -signal.SIGKILL, "later": -signal.SIGKILL, "other": 0}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.processes import GUARD, run
+from nightbridge.processes import GUARD, INTERRUPTED, run
 
 
 def alive(pid: int) -> bool:
@@ -49,21 +49,31 @@ run(["sh", "-c", {program!r}], environment=os.environ, timeout=600)
     wait_until_gone(child)
 
 
-def test_all_of_them_are_ended_on_request_and_what_had_ended_is_left_alone() -> None:
-    run(["true"], environment=os.environ, timeout=60)
+def test_those_of_what_is_interrupted_are_ended_and_no_others(tmp_path: Path) -> None:
+    interrupted = threading.Event()
     codes: list[int] = []
 
     def wait() -> None:
+        INTERRUPTED.set(interrupted.is_set)
+        codes.append(run(["sh", "-c", f"touch {tmp_path}/one; sleep 600"], environment=os.environ, timeout=600).code)
         codes.append(run(["sleep", "600"], environment=os.environ, timeout=600).code)
 
-    thread = threading.Thread(target=wait)
-    thread.start()
-    deadline = time.monotonic() + 60
-    while thread.is_alive() and time.monotonic() < deadline:
-        GUARD.kill_all()
-        time.sleep(0.05)
+    def wait_for_another() -> None:
+        codes.append(run(["sh", "-c", f"touch {tmp_path}/other; sleep 1"], environment=os.environ, timeout=600).code)
 
-    assert codes == [-signal.SIGKILL]
+    threads = [threading.Thread(target=wait), threading.Thread(target=wait_for_another)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 60
+    while not ((tmp_path / "one").exists() and (tmp_path / "other").exists()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    interrupted.set()
+    GUARD.kill_interrupted()
+    for thread in threads:
+        thread.join(60)
+
+    assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
 
 
 def test_one_whose_helper_is_gone_does_its_work() -> None:
