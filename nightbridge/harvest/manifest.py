@@ -193,7 +193,9 @@ def _wrong(file: StoredFile, found: ObjectInfo | None) -> str:
         ("ETag", found.etag, file.etag),
     ):
         if has and expected and has != expected:
-            return f"{file.path}: {name} {has}, expected {expected}"
+            # The ETag of one that was sent in parts says of how many bytes these were.
+            copied = "; other bytes, or copied in other parts: --deep tells" * ("-" in has + expected)
+            return f"{file.path}: {name} {has}, expected {expected}{copied}"
     return ""
 
 

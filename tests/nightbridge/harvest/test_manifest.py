@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.harvest.manifest import committed_attempts, last_attempt, load_scalars
-from nightbridge.models import StoreSettings
-from nightbridge.store.protocol import ObjectStore, open_store
+from nightbridge.harvest.manifest import committed_attempts, last_attempt, load_scalars, object_problem
+from nightbridge.models import StoredFile, StoreSettings
+from nightbridge.store.protocol import ObjectInfo, ObjectStore, open_store
 from tests.builders import commit_run, make_record, scalar_table
 
 KEY = "llama3-8b-2026-11-21-0123456789"
@@ -82,3 +82,23 @@ def test_scalars_say_whether_they_are_a_logs(store: ObjectStore) -> None:
     assert (known["file"] == "log").tolist() == [True, False]
     assert unknown is not None
     assert "file" not in unknown
+
+
+MD5, IN_ONE_PART, IN_TWO_PARTS = "0" * 32, f"{'1' * 32}-1", f"{'2' * 32}-2"
+
+
+@pytest.mark.parametrize(
+    ("expected", "has", "said"),
+    [
+        (MD5, "f" * 32, ""),
+        (MD5, IN_ONE_PART, "; other bytes, or copied in other parts: --deep tells"),
+        (IN_TWO_PARTS, IN_ONE_PART, "; other bytes, or copied in other parts: --deep tells"),
+    ],
+)
+def test_an_etag_that_a_copy_in_other_parts_may_have_made_is_no_proof_of_damage(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, expected: str, has: str, said: str
+) -> None:
+    file = StoredFile(path="logs/log.out", size=3, sha256="a" * 64, kind="log", etag=expected)
+    monkeypatch.setattr(store, "stat", lambda key, part_size: ObjectInfo(key=key, size=3, etag=has))
+
+    assert object_problem(store, FOLDER, file) == f"logs/log.out: ETag {has}, expected {expected}{said}"
