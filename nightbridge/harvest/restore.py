@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
-from nightbridge.files import new_file, read_model, read_regular, write_atomically, write_error, write_model
+from nightbridge.files import new_file, read_regular, write_atomically, write_error, write_model
 from nightbridge.harvest.manifest import MANIFEST, Manifest, object_problem, read_manifest
 from nightbridge.harvest.selection import stored_save_dirs, untracked_save_dirs
 from nightbridge.models import StoredFile
@@ -226,11 +226,10 @@ def _foreign(destination: Path, manifest: Manifest, mark: str) -> str:
 
 def _prefix_of(path: Path) -> str:
     """The prefix that a restored manifest names; empty where it is none."""
-    try:
-        found = read_model(path, Manifest, what="not a manifest", advice="")
-    except DamagedData:
+    try:  # as it was read from the store, without the limit of a file that a job may have written
+        return Manifest.model_validate_json(read_regular(path, limit=path.stat().st_size)).prefix
+    except (OSError, ValueError):
         return ""
-    return found.prefix if found else ""
 
 
 def _names_below(folder: Path) -> Iterator[str]:

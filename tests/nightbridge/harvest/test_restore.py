@@ -70,6 +70,17 @@ def test_fetching_again_keeps_what_is_whole_and_repairs_the_rest(
     assert (tmp_path / "back/metrics.parquet").stat().st_ino == kept
 
 
+def test_a_run_of_very_many_files_is_fetched_again(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightbridge.files.MODEL_LIMIT", 1000)
+    prefix = left.harvest(directory).prefix
+    fetch_run(directory, prefix, tmp_path / "back")
+    (tmp_path / "back/summary.json").unlink()
+
+    assert fetch_run(directory, prefix, tmp_path / "back").prefix == prefix
+
+
 def test_a_run_that_was_never_committed_is_not_fetched(store: ObjectStore, tmp_path: Path) -> None:
     store.put("runs/x/a1/record.json", b"{}")
     with pytest.raises(PermanentError, match="no committed run under this prefix"):
