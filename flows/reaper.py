@@ -39,6 +39,9 @@ RESUME_WITHIN = timedelta(hours=24)
 SUSPECT_LABEL = "nightbridge.suspected_at"
 """Label of a flow run that was found without a process, by its heartbeats: when, in seconds since 1970."""
 
+DOUBT_LABEL = "nightbridge.doubt"
+"""Label of a flow run of which something cannot be known: what the log has said of it."""
+
 _STARTED = [StateType.PENDING, StateType.RUNNING]
 _UNFINISHED = [kind for kind in StateType if kind not in TERMINAL_STATES]
 
@@ -133,7 +136,7 @@ def _if_gone(client: SyncPrefectClient, run: FlowRun, patience: Patience) -> Gon
     now = datetime.now(UTC)
     assert run.state is not None  # it was found by its state
     age = (now - run.state.timestamp).total_seconds()
-    sign = _sign_of(run)
+    sign = _sign_of(client, run)
     if sign and sign.is_of_the_living(patience.silence):
         return None
     if sign and sign.silent_for < age:
@@ -156,13 +159,20 @@ def _gone_by_file(run: FlowRun, sign: LastSign, now: datetime) -> Gone:
     return Gone(run=run, message=message, by_file=True)
 
 
-def _sign_of(run: FlowRun) -> LastSign | None:
+def _sign_of(client: SyncPrefectClient, run: FlowRun) -> LastSign | None:
     try:
         workspace = workspace_of(run)
         return last_sign(workspace, str(run.id)) if workspace else None
     except NightbridgeError as error:
-        get_run_logger().warning("%s: its sign of life cannot be read: %s", run.name, error)
+        _say_once(client, run, f"its sign of life cannot be read: {error}")
         return None
+
+
+def _say_once(client: SyncPrefectClient, run: FlowRun, doubt: str) -> None:
+    """Warn of what cannot be known of a flow run, and not every five minutes again: once, until it is another doubt."""
+    if run.labels.get(DOUBT_LABEL) != doubt:
+        get_run_logger().warning("%s (%s): %s", run.name, run.id, doubt)
+        client.update_flow_run_labels(run.id, {DOUBT_LABEL: doubt})
 
 
 def _has_heartbeat(client: SyncPrefectClient, run: FlowRun, now: datetime, seconds: float) -> bool:
@@ -182,7 +192,7 @@ def _reported_as_crashed(client: SyncPrefectClient, patience: Patience) -> list[
     A worker reports a crash twice, some seconds apart: the second report would end a flow run started in between.
     """
     runs = _ended_of_late(client, StateType.CRASHED, patience)
-    return [run for run in runs if not ((sign := _sign_of(run)) and sign.is_of_the_living(patience.silence))]
+    return [run for run in runs if not ((sign := _sign_of(client, run)) and sign.is_of_the_living(patience.silence))]
 
 
 def _ended_of_late(client: SyncPrefectClient, kind: StateType, patience: Patience) -> list[FlowRun]:
@@ -213,7 +223,7 @@ def _finish_cancellation(client: SyncPrefectClient, run: FlowRun) -> None:
         if is_recorded(plan, max(_starts(client, run), default=plan.start.begun_at)):
             return
     except NightbridgeError as error:
-        get_run_logger().warning("%s: whether its jobs are cancelled is not known: %s", run.name, error)
+        _say_once(client, run, f"whether its jobs are cancelled is not known: {error}")
         return
     assert run.state is not None  # it was found by its state
     get_run_logger().warning("%s (%s): it was cancelled, its jobs may live: cancelling them", run.name, run.id)

@@ -37,6 +37,7 @@ from prefect.states import (
     Suspended,
 )
 
+from nightbridge.errors import InvalidInput
 from nightbridge.files import write_model
 from nightbridge.flows.reaper import reaper
 from nightbridge.locking import this_process
@@ -286,6 +287,21 @@ def test_a_heartbeat_clears_a_suspicion(client: SyncPrefectClient, tmp_path: Pat
     reap()
 
     assert state_name(client, night) == "Running"
+
+
+def test_what_cannot_be_known_of_a_night_is_said_once_until_it_is_another_doubt(
+    client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unknown(doubt: str, _run: FlowRun) -> Path:
+        raise InvalidInput(doubt, subject="site.toml")
+
+    night = made(client, tmp_path, Running())
+    for doubt in ("no such file", "no such file", "not valid TOML"):
+        monkeypatch.setattr("nightbridge.flows.reaper.workspace_of", partial(unknown, doubt))
+        reap(no_heartbeat=3600.0)
+
+    said = [message.partition("read: ")[2] for message in caplog.messages if str(night) in message]
+    assert said == ["site.toml: no such file", "site.toml: not valid TOML"]
 
 
 def test_flow_runs_of_others_are_left_alone(client: SyncPrefectClient, tmp_path: Path) -> None:
