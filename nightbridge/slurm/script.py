@@ -35,7 +35,7 @@ GUARD_CODES: dict[int, str] = {
 }
 
 _SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh"})
-_REQUEUE = re.compile(r"\s--(?:no-)?requeue(?=\s|$)")
+_OWN = re.compile(r"\s(?:--(?:no-)?requeue|--wait|-W)(?=\s|$)")
 # What sbatch reads as a variable of its own stays untouched; this one is gone before the script's first line.
 _INNER = "NIGHTBRIDGE_SCRIPT"
 
@@ -127,7 +127,8 @@ def wrap_script(text: str, attempt_dir: Path) -> str:
     The shebang and every #SBATCH line stay where sbatch reads them, less `--requeue`, plus `--no-requeue`: a job that
     Slurm starts again behind our back would overwrite its own evidence. A requeue by an administrator keeps the job id
     and adds one to SLURM_RESTART_COUNT, so it takes the claim over and runs again. A second start of the same count,
-    which a slurmctld makes that was killed before it had saved the first one, ends at once.
+    which a slurmctld makes that was killed before it had saved the first one, ends at once. Less `--wait`, too: sbatch
+    would answer only when the job has ended.
 
     Raises:
         LaunchRefused: The script has no shebang, or one that is not a shell's.
@@ -135,7 +136,7 @@ def wrap_script(text: str, attempt_dir: Path) -> str:
     lines = text.replace("\r\n", "\n").split("\n")
     interpreter = _interpreter(lines[0])
     head_end = _end_of_head(lines)
-    head = [kept for line in lines[1:head_end] if (kept := _without_requeue(line)) is not None]
+    head = [kept for line in lines[1:head_end] if (kept := _without_own(line)) is not None]
     guard = _GUARD % {
         "attempt": shlex.quote(str(attempt_dir)),
         "interpreter": interpreter,
@@ -151,11 +152,11 @@ def wrap_script(text: str, attempt_dir: Path) -> str:
     return "\n".join((lines[0], "#SBATCH --no-requeue", *head, guard + "\n".join(lines[head_end:])))
 
 
-def _without_requeue(line: str) -> str | None:
-    """An #SBATCH line without the option; None when nothing of it is left."""
+def _without_own(line: str) -> str | None:
+    """An #SBATCH line without what is decided here; None when nothing of it is left."""
     if not line.startswith("#SBATCH"):
         return line
-    kept = _REQUEUE.sub("", line)
+    kept = _OWN.sub("", line)
     return None if kept != line and kept.strip() == "#SBATCH" else kept
 
 

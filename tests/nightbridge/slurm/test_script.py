@@ -81,8 +81,8 @@ def test_the_script_sees_what_it_saw_before(attempt: Path) -> None:
     assert result.stderr == ""
 
 
-def test_sbatch_still_sees_every_option_and_no_requeue(attempt: Path) -> None:
-    script = "#!/bin/bash\n#\n# made by a launcher\n#SBATCH --nodes=2\n#SBATCH --requeue\n#SBATCH --requeue --exclusive\n\n#SBATCH --time=10\nset -e\n#SBATCH --late\n"
+def test_sbatch_still_sees_every_option_and_neither_a_requeue_nor_a_wait(attempt: Path) -> None:
+    script = "#!/bin/bash\n#\n# made by a launcher\n#SBATCH --nodes=2\n#SBATCH --requeue\n#SBATCH --requeue --exclusive\n#SBATCH --wait\n#SBATCH -W --wait-all-nodes=1\n\n#SBATCH --time=10\nset -e\n#SBATCH --late\n"
 
     wrapped = wrap_script(script, attempt).split("\n")
 
@@ -92,6 +92,7 @@ def test_sbatch_still_sees_every_option_and_no_requeue(attempt: Path) -> None:
         "#SBATCH --no-requeue",
         "#SBATCH --nodes=2",
         "#SBATCH --exclusive",
+        "#SBATCH --wait-all-nodes=1",
         "#SBATCH --time=10",
     ]
     assert wrapped[-3:] == ["set -e", "#SBATCH --late", ""]
