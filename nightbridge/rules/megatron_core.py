@@ -8,14 +8,16 @@ whole layer.
 import math
 from collections.abc import Iterator, Mapping
 
-from nightbridge.launch.flags import V0_4_2, V0_5_0, V0_6_0, items_of
+from nightbridge.launch.flags import V0_4_2, V0_5_0, V0_6_0, Version, items_of
 from nightbridge.rules.cloudai import DEEPSEEK_STAGES
+from nightbridge.rules.required import has_nvidias_launcher
 from nightbridge.rules.rule import NO_GRAPHS, PARALLEL, RuleContext, cmd_args, rule
 
 _PARALLEL_STATE = "Megatron-Core: parallel_state.py and transformer_config.py at 2a75ac12 (main of August 2026)"
 _MEGATRON_CORE = "Megatron-Core: transformer_config.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 _UNTIL_0_4 = "Megatron-Core: transformer_config.py, from b0cc2706 (v0.3.0) to 2edffadb (v0.4.2)"
 _SINCE_0_5 = "Megatron-Core: transformer_config.py, from d0b3b775 (v0.5.0) to 2a75ac12 (main of August 2026)"
+_LAUNCHER = "Megatron-Bridge: scripts/performance/utils/overrides.py, from 21b02e0c (v0.3.0) to 067f987d (main)"
 _BRIDGE_0_6 = "Megatron-Bridge: utils/cuda_graph.py, from 51885cf1 (v0.6.0) to 067f987d (main of August 2026)"
 
 _POSITIVE = (
@@ -168,6 +170,21 @@ def _layers_divide(run: RuleContext) -> Iterator[str]:
         )
 
 
+@rule(
+    "layers-of-dense",
+    _LAUNCHER,
+    (*cmd_args("num_layers first_k_dense_replace model_recipe_name use_recipes"), "git_repos"),
+)
+def _layers_of_dense(run: RuleContext) -> Iterator[str]:
+    """The launcher counts the dense layers of a list that only some models of experts have, and fails without one."""
+    args, recipe = run.args, str(run.args.get("model_recipe_name"))
+    if args.get("first_k_dense_replace") or args.get("use_recipes") or not has_nvidias_launcher(run):
+        return
+    if args.get("num_layers") and _EXPERTS.get(recipe) == 0:
+        moved = "model.transformer.num_layers" if run.version >= V0_6_0 else "model.num_layers"
+        yield f"num_layers: the launcher fails with {recipe}, a dense model; write the override {moved} instead"
+
+
 # --- CUDA graphs, recomputation, offloading and overlap ---------------------------------------------------------------
 
 
@@ -237,6 +254,19 @@ def _graph_scope(run: RuleContext) -> Iterator[str]:
         yield 'cuda_graph_scope full_iteration is not for transformer_engine; write cuda_graph_impl = "local"'
 
 
+@rule(
+    "graph-scope-needed",
+    _LAUNCHER,
+    (*cmd_args("cuda_graph_impl cuda_graph_scope use_recipes"), "git_repos"),
+    last=Version(0, 4, 1),
+)
+def _graph_scope_needed(run: RuleContext) -> Iterator[str]:
+    """The launcher goes through the scopes that are given to it, and fails where there are none."""
+    is_captured = run.graph_implementation == "transformer_engine" and not run.args.get("use_recipes")
+    if is_captured and not run.graph_scopes and has_nvidias_launcher(run):
+        yield "cuda_graph_impl transformer_engine needs a cuda_graph_scope before v0.4.2; write one, such as attn"
+
+
 @rule("local-graph-scope", _BRIDGE_0_6, cmd_args("cuda_graph_impl cuda_graph_scope"), first=V0_6_0)
 def _local_graph_scope(run: RuleContext) -> Iterator[str]:
     """Megatron-Bridge captures layers with Transformer Engine only; its local graphs hold the full iteration."""
@@ -258,6 +288,15 @@ def _graph_full_recompute(run: RuleContext) -> Iterator[str]:
             f"recompute_num_layers {layers} excludes CUDA graphs of layers; remove it, recompute modules instead, or "
             'write cuda_graph_impl = "local" and cuda_graph_scope = "full_iteration"'
         )
+
+
+@rule("recompute-one", _MEGATRON_CORE, cmd_args("recompute_num_layers recompute_modules activation_offload_layers"))
+def _recompute_one(run: RuleContext) -> Iterator[str]:
+    """Layers are recomputed, or parts of them, or their activations are offloaded."""
+    fields = ("recompute_num_layers", "recompute_modules", "activation_offload_layers")
+    given = [field for field in fields if run.args.get(field)]
+    if len(given) > 1:
+        yield f"{' and '.join(given)} exclude each other; keep one of them"
 
 
 @rule("graph-moe-router", _MEGATRON_CORE, cmd_args("cuda_graph_impl cuda_graph_scope"))
