@@ -30,7 +30,7 @@ from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.files import RefusedFile, open_regular
 from nightbridge.locking import lease
 from nightbridge.models import Model, PinnedRepository
-from nightbridge.repos.git import attempt, git, masked
+from nightbridge.repos.git import attempt, git, masked, readable
 from nightbridge.repos.mirrors import Mirror, clone_at
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def check_out(
         subject=about.subject,
         committed_at=about.committed_at,
         describe=about.describe,
-        lfs_pointers=tuple(pointers),
+        lfs_pointers=tuple(map(readable, pointers)),
         submodules=pinned_commits(folder, timeout=mirror.timeout),
     )
 

@@ -16,7 +16,7 @@ from nightbridge.errors import InvalidInput, PermanentError
 from nightbridge.locking import get_or_create
 from nightbridge.models import Bump, RangeCommit, Site, StoredModel, utc_now
 from nightbridge.repos.checkouts import find_submodules
-from nightbridge.repos.git import absolute_url, attempt, git, masked
+from nightbridge.repos.git import absolute_url, attempt, git, masked, readable, time_of
 from nightbridge.repos.mirrors import Mirror
 
 
@@ -170,10 +170,14 @@ def _main_line(mirror: Mirror, good: str, bad: str, *more: str) -> tuple[RangeCo
             # The good commit was merged: what is new to it is not what is new to the main line.
             changes = git("diff-tree", "-r", *_DIFF, good, commit, timeout=mirror.timeout, folder=mirror.path)
         bumps, only_bumps = _bumps(changes)
-        when = datetime.fromisoformat(authored_at)
         found.append(
             RangeCommit(
-                commit=commit, subject=subject, author=author, authored_at=when, bumps=bumps, only_bumps=only_bumps
+                commit=commit,
+                subject=readable(subject),
+                author=readable(author),
+                authored_at=time_of(authored_at),
+                bumps=bumps,
+                only_bumps=only_bumps,
             )
         )
     return tuple(found)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -30,6 +31,10 @@ _SETTINGS = (
     "core.hooksPath=/dev/null",
     "gc.autoDetach=false",
     "maintenance.autoDetach=false",
+    # What we read of a commit has no words of gpg in it, and its letters are UTF-8; mirrors are bare.
+    "log.showSignature=false",
+    "i18n.logOutputEncoding=UTF-8",
+    "safe.bareRepository=all",
     # A stalled transfer ends with an error instead of never.
     "http.lowSpeedLimit=1000",
     "http.lowSpeedTime=60",
@@ -189,6 +194,20 @@ def git(*arguments: str | Path, timeout: float, folder: Path | None = None, subj
     if finished.code or _LEFT_OUT in finished.stderr:
         raise classify_failure(finished, subject or str(folder or ""), arguments)
     return finished.stdout.decode(errors="surrogateescape").rstrip("\n")
+
+
+def readable(text: str) -> str:
+    """What people have named or written, as one line of any document or terminal: what is not UTF-8 becomes �."""
+    letters = text.encode(errors="surrogateescape").decode(errors="replace")
+    return "".join(letter if letter.isprintable() else " " for letter in letters)
+
+
+def time_of(text: str) -> datetime:
+    """A time of a commit, `%aI` or `%cI`; one that no calendar has is 1970, as git itself shows it."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.fromtimestamp(0, UTC)
 
 
 def attempt(*arguments: str | Path, timeout: float, folder: Path | None = None) -> Finished:

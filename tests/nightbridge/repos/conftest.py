@@ -49,6 +49,16 @@ class Origin:
         self.git("commit", "--quiet", "--allow-empty", "--message", message)
         return self.git("rev-parse", "HEAD")
 
+    def odd_commit(self, author: bytes, message: bytes, headers: bytes = b"") -> str:
+        """A further commit of `main` as any other program may have written it; its tree is that of the one before."""
+        tree, parent = self.git("rev-parse", "HEAD^{tree}"), self.git("rev-parse", "HEAD")
+        begin = f"tree {tree}\nparent {parent}\n".encode()
+        file = self.path.parent / "odd-commit"
+        file.write_bytes(begin + b"author " + author + b"\ncommitter " + author + b"\n" + headers + b"\n" + message)
+        commit = self.git("hash-object", "-t", "commit", "-w", "--literally", str(file))
+        self.git("update-ref", "refs/heads/main", commit)
+        return commit
+
 
 @pytest.fixture
 def origin(tmp_path: Path) -> Origin:

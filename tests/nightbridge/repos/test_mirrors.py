@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.repos import mirrors
 from nightbridge.repos.checkouts import check_out
+from nightbridge.repos.commits import commits_in_range
 from nightbridge.repos.mirrors import Mirror
 
 TIMEOUT = 60.0
@@ -220,6 +222,45 @@ def test_a_commit_without_a_message_is_described_by_the_rest(origin: Any, mirror
 
     assert about.subject == ""
     assert about.committed_at.isoformat() == "2026-11-20T21:00:00+01:00"
+
+
+@pytest.mark.parametrize(
+    ("author", "shown"),
+    [
+        ("J\xfcrg <a@b> 1700000000 +0000".encode("latin-1"), "2023-11-14T22:13:20+00:00"),
+        (b"A <a@b> 1700000000 +051800", "1970-01-01T00:00:00+00:00"),
+        (b"A <a@b> 1700000000 -7200", "1970-01-01T00:00:00+00:00"),
+        (b"A <a@b> 99999999999999 +0000", "1970-01-01T00:00:00+00:00"),
+        (b"A <a@b>", "1970-01-01T00:00:00+00:00"),
+    ],
+)
+def test_a_commit_in_no_utf_8_and_at_no_time_is_described_and_listed(
+    origin: Any, mirror: Mirror, author: bytes, shown: str
+) -> None:
+    before = mirror.resolve("main")
+    commit = origin.odd_commit(author, "Gr\xfc\xdfe\x1b[31m".encode("latin-1"))
+    checkout = check_out(mirror, "main", mirror.resolve("main"), mirror.path.parents[1])
+    (listed,) = commits_in_range(mirror, before, commit)
+
+    assert (checkout.subject, listed.subject) == ("Gr\ufffd\ufffde [31m",) * 2
+    assert checkout.committed_at == listed.authored_at == datetime.fromisoformat(shown)
+    assert mirror.commits_between(before, commit) == (f"{commit[:7]} Gr\ufffd\ufffde [31m",)
+    assert "\ufffd" in checkout.model_dump_json()
+    assert "\ufffd" in listed.model_dump_json()
+
+
+def test_what_a_user_has_git_say_besides_is_no_part_of_a_commit(
+    origin: Any, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signature = b"gpgsig -----BEGIN PGP SIGNATURE-----\n \n iQEzBAABCAAdFiEE\n -----END PGP SIGNATURE-----\n"
+    origin.odd_commit(b"A <a@b> 1700000000 +0000", "Grüße".encode(), signature)
+    settings = (
+        "[log]\nshowSignature = true\n[safe]\nbareRepository = explicit\n[i18n]\nlogOutputEncoding = ISO-8859-1\n"
+    )
+    (tmp_path / "gitconfig").write_text(settings)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+
+    assert mirror.about(mirror.resolve("main")).subject == "Grüße"
 
 
 def test_repositories_of_one_name_have_mirrors_of_their_own(workspace: Path) -> None:
