@@ -265,8 +265,9 @@ def _check_choice(choice: SweepChoice, axes: Sequence[SweepAxis], findings: Find
         elif field not in swept:
             findings.problem(path, f"{field!r} is not a list in [cmd_args]; write its values there")
     for index, prefix in enumerate(choice.excluded):
-        table, _, key = prefix.strip().partition(".")
-        if table != CMD_ARGS or key.partition(".")[0] not in {*TEST_FLAGS, *NO_EFFECT, *RENAMED, *MOVED}:
+        table, dot, key = prefix.strip().partition(".")
+        known = {*TEST_FLAGS, *NO_EFFECT, *RENAMED, *MOVED}
+        if table != CMD_ARGS or (dot and key.partition(".")[0] not in known):
             hint = meant(key or table, TEST_FLAGS)
             findings.warn(
                 ("dse_excluded_args", index),

@@ -617,6 +617,24 @@ def test_a_scenario_that_is_wrong_itself_raises_with_everything(write: Write, te
     assert message in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["../night", "a//b", "/night", ".", "first\\nsecond", "夜" * 67])
+@pytest.mark.parametrize(("text", "own"), [(SCENARIO, "night"), (TEST, "small")])
+def test_a_name_that_the_files_of_its_reports_cannot_have_is_refused(
+    write: Write, text: str, own: str, name: str
+) -> None:
+    write(TEST, "small.toml")
+
+    with pytest.raises(InvalidInput, match="name: has .*; the reports of its nights are files of this name"):
+        config.load(write(text.replace(f'name = "{own}"', f'name = "{name}"', 1), "scenario.toml"))
+
+
+@pytest.mark.parametrize("name", ["GB200 / H100", "nightly (50 %) #1", "夜" * 66])
+def test_any_other_name_is_taken(write: Write, name: str) -> None:
+    write(TEST, "small.toml")
+
+    assert config.load(write(SCENARIO.replace('"night"', f'"{name}"', 1), "scenario.toml")).name == name
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -775,6 +793,13 @@ def test_what_is_excluded_from_sweeps_is_a_key_whole_as_in_cloudai(write: Write)
     assert "dse_excluded_args[0]: 'dataset_root' has no effect" in wrong.warnings[0]
     assert "dse_excluded_args[1]: 'cmd_args.dataset_rot' has no effect" in wrong.warnings[1]
     assert "did you mean 'dataset_root'?" in wrong.warnings[1]
+
+
+def test_a_whole_table_that_never_sweeps_is_not_said_to_have_no_effect(write: Write) -> None:
+    whole = 'dse_excluded_args = ["cmd_args"]\n' + TEST
+
+    assert config.load(write(whole)).warnings == ()
+    assert "dse_excluded_args excludes it from sweeps" in str(config.load(write(whole + "tp = [1, 2]\n")).invalid[0])
 
 
 def test_a_flag_that_takes_lists_sweeps_when_it_is_asked_to_or_given_lists_of_lists(write: Write) -> None:
