@@ -1,5 +1,6 @@
 """Test and scenario files to a `Scenario`, and a scenario to the runs of a night in the order of its dependencies."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -26,6 +27,9 @@ from nightbridge.rules import points_of
 
 _TEST_DIRS = (".", "test", "tests", "../test", "../tests")
 """Directories that are searched for a scenario's tests, relative to the scenario's own."""
+
+LONGEST_NAME = 200
+"""Bytes of a scenario's name. The files of its reports are called so, and a file system takes 255."""
 
 _SYSTEM_KEYS = frozenset({"scheduler", "install_path", "default_partition", "cluster", "store", "workspace"})
 
@@ -157,6 +161,9 @@ def _single_test(document: Document) -> Scenario:
 def _assembled(
     name: str, document: Document, tests: Iterable[TestDefinition | InvalidTest], warnings: Iterable[Violation]
 ) -> Scenario:
+    if why := _no_name_of_files(name):
+        problem = _problem(document, ("name",), f"{why}; the reports of its nights are files of this name")
+        raise InvalidInput("the scenario is not valid", subject=str(document.path), violations=[problem])
     tests = list(tests)
     return Scenario(
         name=name,
@@ -165,6 +172,15 @@ def _assembled(
         invalid=tuple(test for test in tests if isinstance(test, InvalidTest)),
         findings=tuple(dict.fromkeys(warnings)),
     )
+
+
+def _no_name_of_files(name: str) -> str:
+    """Why no file can have a name; empty where one can."""
+    if len(name.encode()) > LONGEST_NAME:
+        return f"has {len(name.encode())} bytes, and {LONGEST_NAME} is the most"
+    if not {"", ".", ".."}.isdisjoint(name.split("/")):
+        return "has an empty part, or a part of dots, between slashes"
+    return "has control characters" if re.search(r"[\x00-\x1f\x7f]", name) else ""
 
 
 def _valid(tests: Iterable[TestDefinition | InvalidTest]) -> list[TestDefinition]:
