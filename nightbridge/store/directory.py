@@ -205,7 +205,7 @@ def _objects_in(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
     except _NOT_FOUND:
         return
     for name, entry in sorted(entries.items()):
-        if name == f"{INCOMING}/" or _TEMPORARY.match(name):
+        if prefix + name == f"{INCOMING}/" or _TEMPORARY.match(name):  # a run may have a folder of that name, too
             continue
         if name.endswith("/"):
             yield from _objects_in(folder / entry.name, prefix + name)

@@ -49,6 +49,14 @@ def test_a_directory_without_rights_is_named(tmp_path: Path) -> None:
         store.check_writable()
 
 
+def test_a_folder_of_a_run_that_is_called_as_that_of_uploads_is_listed(store: DirectoryStore) -> None:
+    key = f"runs/llama/n1/llama-n1-0123456789/a1/checkpoints/{INCOMING}/shard"
+    store.put(key, b"x")
+    store.put(f"{INCOMING}/upload", b"x")
+
+    assert [found.key for found in store.list("")] == [key]
+
+
 @contextlib.contextmanager
 def as_somebody_else() -> Iterator[None]:
     """Without root's right to write everywhere."""
