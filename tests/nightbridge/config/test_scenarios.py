@@ -624,7 +624,7 @@ def test_a_name_that_the_files_of_its_reports_cannot_have_is_refused(
 ) -> None:
     write(TEST, "small.toml")
 
-    with pytest.raises(InvalidInput, match="name: has .*; the reports of its nights are files of this name"):
+    with pytest.raises(InvalidInput, match=r"name: has .*; the reports of its nights are files of this name"):
         config.load(write(text.replace(f'name = "{own}"', f'name = "{name}"', 1), "scenario.toml"))
 
 
