@@ -28,7 +28,7 @@ from nightbridge.history.nightly_values import Night, run_value, times_worse, va
 from nightbridge.history.reading import is_good
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import Arm, GatePolicy, GitRepo, HarvestPolicy, PinnedRepository, RunRecord, RunSpec
-from nightbridge.models.metrics import METRICS, Metric
+from nightbridge.models.metrics import METRIC_BY_NAME, METRICS, Metric
 from nightbridge.numbers import format_change, format_count, format_percent, format_value
 
 PROOF = 10.0
@@ -83,6 +83,9 @@ ACCIDENT_SIGMAS = 3.0
 
 ASKS_FOR_PAIRS = "step_time"
 """The metric whose nights are worth pairs by themselves: of all others pairs only confirm what was seen without."""
+
+TRIED_NIGHTS = 3
+"""Nights in which what is worse is given pairs, where none of them had both of its arms."""
 
 SUSPECT_SIGMAS = 1.0
 """From here on a night's step time is worth a pair; most such nights are chance, and the pair says so."""
@@ -253,7 +256,8 @@ def rule(metric: Metric, gate: GatePolicy, nights: Sequence[Night], seen: Seen) 
         for difference in differences(night, metric, seen.field)
     ]
     proof = seen.proof([differences(night, metric, seen.field) for night in nights[since:]], earlier)
-    if seen.stood and (seen.regressed or (seen.excess >= seen.stood / 2 and proof.clear < CLEAR)):
+    is_as_bad = seen.regressed or (seen.excess >= seen.stood / 2 and proof.clear < CLEAR)
+    if seen.stood and is_as_bad and _had_its_pairs(metric, nights[:-1]):
         return Ruling("stands", proof)
     is_back = not seen.regressed and seen.excess < seen.stood / 2 - CERTAINLY_BACK * seen.noise
     asks = metric.name == ASKS_FOR_PAIRS
@@ -280,6 +284,12 @@ def rule(metric: Metric, gate: GatePolicy, nights: Sequence[Night], seen: Seen) 
     if kind == "open" and seen.stood:
         return Ruling("stands", proof)
     return _with_levels(Ruling(kind, proof), metric, nights[-1], seen)
+
+
+def _had_its_pairs(metric: Metric, past: Sequence[Night]) -> bool:
+    """Whether what stands was seen beside the last good point; where an arm died, it is tried again for some nights."""
+    stood = [*itertools.takewhile(lambda night: metric.name in night.own.worse, reversed(past))]
+    return len(stood) >= TRIED_NIGHTS or any(differences(night, METRIC_BY_NAME[ASKS_FOR_PAIRS]) for night in stood)
 
 
 def most_pairs(gate: GatePolicy, longer: bool = True) -> int:

@@ -378,6 +378,24 @@ def test_the_judged_night_keeps_why_its_further_runs_were_wanted(tmp_path: Path)
     assert judged.rerun_reason == asks.rerun_reason != ""
 
 
+def test_what_is_worse_though_the_control_arm_died_is_given_pairs_in_the_next_nights() -> None:
+    _verdict, _row, arms = judged_row(1.08, (1.079, 1.081))
+    died = {"outcome": Outcome.INFRASTRUCTURE}
+    arms = [arm.model_copy(update=died) if arm.arm and arm.arm.role == "control" else arm for arm in arms]
+    alone = compare(record := run(1.08, "2026-11-10", GatePolicy()), [*good_nights(), *arms])
+    before = [*good_nights(), *arms, row_of(record, alone)]
+
+    asked, row, _arms = judged_row(1.08, before=before, night="2026-11-11")
+    cluster, _row, _arms = judged_row(1.08, (1.079, 1.081), before=before, night="2026-11-11")
+
+    assert (alone.status, alone.reruns) == (VerdictStatus.REGRESSED, 2)  # which it has had
+    assert (asked.status, asked.news, asked.reruns) == (VerdictStatus.REGRESSED, "standing", 2)
+    assert (cluster.status, cluster.news) == (VerdictStatus.PASSED, "over")
+    before.append(row)
+    before.append(judged_row(1.08, before=before, night="2026-11-12")[1])
+    assert judged_row(1.08, before=before, night="2026-11-13")[0].reruns == 0
+
+
 def test_a_proven_regression_stands_without_further_pairs_and_ends_when_the_level_is_back() -> None:
     _verdict, row, arms = judged_row(1.08, (1.079, 1.0))
     before = [*good_nights(), *arms, row]
