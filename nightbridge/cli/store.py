@@ -275,4 +275,4 @@ def _removal_lines(removals: "Sequence[Removal]", runs: "Sequence[RunRemoval]") 
     for removal in removals:
         yield f"{removal.path}  {removal.size / 1e6:.0f} MB  {removal.last_used:%Y-%m-%d}  {removal.reason}"
     for old in runs:
-        yield f"{old.url}  {old.run.size / 1e6:.0f} MB  {old.run.written_at:%Y-%m-%d}  {old.reason}"
+        yield f"{old.url}  {old.run.size / 1e6:.0f} MB  {old.run.stored_at:%Y-%m-%d}  {old.reason}"

@@ -46,7 +46,10 @@ class StoredRun(Model):
     size: int = Field(description="Bytes of all its objects.")
     objects: int
     committed: bool = Field(description="Whether any attempt has a manifest.")
-    written_at: AwareDatetime = Field(description="When the newest of its objects was written.")
+    stored_at: AwareDatetime = Field(description="When its output was written: that is its age.")
+    written_at: AwareDatetime = Field(
+        description="When the newest of its objects was written, such as a verdict that was made again."
+    )
     verdict: Verdict | None = None
 
 
@@ -152,7 +155,7 @@ def _beyond_limits(runs: Sequence[StoredRun], policy: RetentionPolicy, now: date
     newer_nights = {night: len(orders) - bisect.bisect_right(orders, order) for night, order in order_of.items()}
     reasons, kept_bytes = {}, 0
     for run in sorted(runs, key=lambda run: (newer_nights[run.night], -run.written_at.timestamp())):
-        age = (now - run.written_at) / timedelta(days=1)
+        age = (now - run.stored_at) / timedelta(days=1)
         gigabytes = (kept_bytes + run.size) / 1e9
         limits = (
             (policy.days, age, f"stored {age:.0f} days ago"),
@@ -206,6 +209,7 @@ def _run_of(prefix: str, items: Sequence[ObjectInfo]) -> StoredRun:
         size=sum(item.size for item in items),
         objects=len(items),
         committed=any(_ATTEMPT_MANIFEST.fullmatch(item.key.removeprefix(f"{prefix}/")) for item in items),
+        stored_at=_newest([item for item in items if item.key != f"{prefix}/{VERDICT}"] or items),
         written_at=_newest(items),
     )
 

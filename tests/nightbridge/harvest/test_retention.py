@@ -1,6 +1,7 @@
 """Which stored runs go and which stay, and that a removal leaves nothing that could be taken for a run."""
 
 import json
+import os
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -35,6 +36,7 @@ def stored(
         size=size,
         objects=3,
         committed=True,
+        stored_at=written,
         written_at=written,
         verdict=judged(key, night, **verdict) if verdict else None,
     )
@@ -58,6 +60,19 @@ def test_no_limit_removes_nothing() -> None:
 
 def test_runs_go_by_age() -> None:
     assert gone([stored("old", 31), stored("new", 29)], RetentionPolicy(days=30)) == {"old"}
+
+
+def test_a_verdict_that_was_made_again_makes_no_run_younger(tmp_path: Path) -> None:
+    store = open_store(StoreSettings(url=f"file://{tmp_path}"))
+    folder = "runs/llama/2026-11-21/llama-2026-11-21-0123456789"
+    verdict = judged("llama-2026-11-21-0123456789", "2026-11-21", status=VerdictStatus.FAILED).model_dump_json()
+    for name, days_ago in (("a1/summary.json", 41), ("a1/manifest.json", 40), ("verdict.json", 2)):
+        store.put(f"{folder}/{name}", verdict.encode())
+        os.utime(tmp_path / folder / name, (time.time() - days_ago * 86_400,) * 2)
+
+    (old,) = find_old_runs(store, RetentionPolicy(days=30))
+
+    assert (old.run.prefix, old.reason) == (folder, "stored 40 days ago")
 
 
 def test_nights_are_counted_per_test_and_all_runs_of_a_night_stay_together() -> None:
