@@ -26,7 +26,8 @@ ANY = "Any"
 _DTYPES = frozenset(
     ["float32", "fp32", "float", "bfloat16", "bf16", "float16", "fp16", "half", "float8_e4m3fn", "float8_e5m2"]
 )
-_INTEGER = re.compile(r"[+-]?\d+(?:_\d+)*")
+_INTEGER = re.compile(r"[+-]?(?:0|[1-9]\d*(?:_\d+)*)")
+_ZEROS_FIRST = re.compile(r"[+-]?0\d[\d_]*")
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|nan)", re.IGNORECASE)
 _WORDS: Mapping[str, Any] = {"null": None, "true": True, "false": False}
 
@@ -226,6 +227,8 @@ def hydra_value(text: str) -> Any:
         return text[1:-1]
     if _INTEGER.fullmatch(text):
         return int(text)
+    if _ZEROS_FIRST.fullmatch(text):  # such as 007, which Hydra leaves a text
+        return text
     return float(text.replace("_", "")) if _NUMBER.fullmatch(text) else text
 
 

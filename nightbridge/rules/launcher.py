@@ -188,6 +188,12 @@ _TRANSFORMER = frozenset(
 )
 
 
+_PLAIN = r"-\w/\\+.$%*@?|: "
+# Text in quotes is refused for the way to the job, with its own reason.
+_VALUE = re.compile(rf"['\"].*|[{_PLAIN}]*|[\[{{][{_PLAIN},\[\]{{}}]*|(?:int|float|str|bool)\([{_PLAIN}]*\)", re.ASCII)
+"""Values that Hydra's parser takes: texts and numbers, lists and tables of such, casts. A comma makes a sweep."""
+
+
 @rule("override-grammar", _HYDRA, ("extra_cmd_args",))
 def _grammar(run: RuleContext) -> Iterator[str]:
     """Hydra refuses other forms when the job starts."""
@@ -196,6 +202,9 @@ def _grammar(run: RuleContext) -> Iterator[str]:
             yield f"extra_cmd_args: {key!r} is not an override; write a.b, +a.b or ~a.b"
         elif value == "":
             yield f'extra_cmd_args: {key!r} has no value, which only ~{key} allows; write one, such as "null"'
+        elif value is not None and not _VALUE.fullmatch(value):
+            odd = next((letter for letter in value if not re.fullmatch(rf"[{_PLAIN}]", letter, re.ASCII)), value)
+            yield f"extra_cmd_args: {key!r}: Hydra cannot read {value!r}, for {odd!r} in it; write a list as [a,b]"
 
 
 @rule("override-appends", _HYDRA, ("extra_cmd_args",), "warning")

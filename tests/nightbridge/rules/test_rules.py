@@ -267,6 +267,10 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("override-grammar", {}, {"extra_cmd_args": {"a b": "1"}}, "'a b' is not an override"),
     ("override-grammar", {}, {"extra_cmd_args": {"+++a": "1"}}, "is not an override"),
     ("override-grammar", {}, {"extra_cmd_args": {"train.iters": ""}}, "has no value"),
+    ("override-grammar", {}, {"extra_cmd_args": {"logger.wandb_exp_name": "a=b"}}, "cannot read 'a=b', for '=' in it"),
+    ("override-grammar", {}, {"extra_cmd_args": {"logger.wandb_exp_name": "a,b"}}, "write a list as [a,b]"),
+    ("override-grammar", {}, {"extra_cmd_args": {"logger.wandb_exp_name": "x(1)"}}, "for '(' in it"),
+    ("override-known", {}, {"extra_cmd_args": {"rng.seed": "007"}}, "rng.seed is a whole number"),
     ("override-appends", {}, {"extra_cmd_args": {"+logger.x": "1"}}, "silently dropped"),
     (
         "override-moved",
@@ -366,6 +370,11 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ("choice", {"cuda_graph_scope": ["attn", "mlp"]}, {}),
         ("launcher-returns-early", {"dryrun": False}, {}),
         ("version-unknown", {}, {"version": "r0.4.0"}),
+        (
+            "override-grammar",
+            {},
+            {"extra_cmd_args": {"a": "s3://b/c-1.5", "b": "{x:[1,-2]}", "c": "int(5)", "d": "a@b:1"}},
+        ),
         ("override-grammar", {}, {"extra_cmd_args": {"a.b_c.0": "[1,2]", "++a": "1", "~x.y": "", "--new_flag": ""}}),
         (
             "flag-decided",
