@@ -31,7 +31,7 @@ from nightbridge.gate.decisions import Decision
 from nightbridge.history.nightly_values import BROKEN, nights_of, rows_until
 from nightbridge.history.reading import find_series, read_history
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import Bump, NightId, RangeCommit, RunRecord, RunSpec, StoredModel, VerdictStatus
+from nightbridge.models import Bump, NightId, RangeCommit, RunRecord, RunSpec, StoredModel, VerdictStatus, has_date
 from nightbridge.nights.records import like_test
 from nightbridge.store.protocol import ObjectStore, read_stored
 
@@ -61,6 +61,8 @@ class AttributionPlan(Question, StoredModel):
     attribution_id: str
     good_night: str
     bad_night: str
+    good_order: str = Field("", description="What the good night sorts by; empty in an older plan.")
+    bad_order: str = Field("", description="What the bad night sorts by; empty in an older plan.")
     good: str = Field(description="Prefix of the last good run.")
     bad: str = Field(description="Prefix of the first bad run.")
     factors: tuple[Factor, ...]
@@ -72,6 +74,13 @@ class AttributionPlan(Question, StoredModel):
     def belief(self) -> Belief:
         """The decisions over these factors."""
         return Belief(weights_of(self.factors), self.levels, self.policy)
+
+    def overlaps(self, good: str, bad: str) -> bool:
+        """Whether the change that it is about may be one between two other nights, by what these sort by."""
+        own = ((self.good_order, self.good_night), (self.bad_order, self.bad_night))
+        # An older plan does not know when a night was that is named by a word.
+        before, after = (order or (night if has_date(night) else "") for order, night in own)
+        return before < bad and good < after
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -179,6 +188,8 @@ def make_plan(
         **shift.question(request.policy),
         good_night=shift.good.night,
         bad_night=shift.bad.night,
+        good_order=shift.good.order,
+        bad_order=shift.bad.order,
         good=shift.good.prefix,
         bad=shift.bad.prefix,
         factors=factors,
@@ -211,7 +222,7 @@ def same_change(
     for plan in plans_of(store, shift.bad.cluster, shift.bad.series):
         if request.good and (request.good, request.bad) != (plan.good_night, plan.bad_night):
             continue
-        if plan.metric == shift.metric and plan.good_night < shift.bad.night and shift.good.night < plan.bad_night:
+        if plan.metric == shift.metric and plan.overlaps(shift.good.order, shift.bad.order):
             return plan
     return None
 

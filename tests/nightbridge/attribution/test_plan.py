@@ -233,6 +233,20 @@ def test_a_later_night_asks_about_the_same_change(store: DirectoryStore) -> None
     assert same_change(store, next_one) is None
 
 
+def test_a_change_after_a_night_that_was_named_by_a_word_is_another_one(store: DirectoryStore) -> None:
+    by_hand = ROWS[3].model_copy(update={"night": "live"})
+    first = keep_plan(store, plan_of([*ROWS[:3], by_hand]))
+    again = find_change([*ROWS[:3], by_hand], lambda _row: None, REQUEST)
+    repaired, worse = (row(record(number)) for number in (2, 4))
+    later = again._replace(
+        good=repaired.model_copy(update={"night": "2026-12-01"}), bad=worse.model_copy(update={"night": "2026-12-02"})
+    )
+
+    assert (first.good_night, first.bad_night) == (night(2), "live")
+    assert same_change(store, again) == first
+    assert same_change(store, later) is None
+
+
 def test_nights_that_are_named_are_not_answered_with_other_ones(store: DirectoryStore) -> None:
     wide = AttributionRequest(good=night(1), bad=night(4))
     first = keep_plan(store, plan_of(ROWS, wide))
