@@ -330,7 +330,7 @@ def _without_profiled(steps: "pd.DataFrame", curves: Curves, profiled: ProfiledS
     if profiled is None:
         return steps
     interval = max(logging_interval(curves.steps.index.tolist()), curves.interval_of("step_time"))
-    return steps[[not profiled.spoils(iteration, interval) for iteration in steps.index]]
+    return steps.drop([iteration for iteration in steps.index if profiled.spoils(iteration, interval)])
 
 
 def _statistics(name: str, values: "pd.Series[float]") -> dict[str, float | None]:

@@ -338,6 +338,14 @@ class TestProfiledSteps:
         assert (summary.step_time, summary.tflops_per_gpu, summary.steady_first_step) == (None, None, None)
         assert (summary.steady_steps, summary.profiled_steps) == (0, 40)
 
+    @pytest.mark.parametrize(("done", "warmup"), [(0, 10), (1, 10), (50, 0)])
+    def test_a_run_without_a_step_or_without_a_warm_up_is_measured_as_any_other(
+        self, run_folder: RunFolder, measured: Callable[..., Summary], done: int, warmup: int
+    ) -> None:
+        run_folder.curves(range(1, done + 1))
+        summary = measured(50, warmup, RunSettings(profiled=ProfiledSteps(first=11, last=12)))
+        assert (summary.steps_done, summary.profiled_steps) == (done, 2 if done > 2 else 0)
+
 
 class TestTokensPerSecond:
     settings = RunSettings(num_gpus=8, global_batch_size=128, sequence_length=4096)
