@@ -24,7 +24,7 @@ from pydantic import SecretStr
 from nightbridge.blocks import MailNotification
 from nightbridge.flows.final_states import TAG
 from nightbridge.models import NotifySettings, Site, slug
-from nightbridge.notify import host_of, smtp_port
+from nightbridge.notify import host_of, is_teams, smtp_port
 from nightbridge.secrets import resolve_secret
 from nightbridge.tasks.events import NIGHT_EVENT, VERDICT_EVENT
 from nightbridge.tasks.site import block_value
@@ -136,7 +136,7 @@ def _notification_blocks(settings: NotifySettings) -> Iterator[tuple[str, Block 
 def _webhook(url: str, host: str) -> Block:
     if host == "hooks.slack.com":
         return SlackWebhook(url=SecretStr(url))
-    if host.endswith((".logic.azure.com", ".powerplatform.com")):
+    if is_teams(host):
         return MicrosoftTeamsWebhook(url=SecretStr(url))
     return CustomWebhookNotificationBlock(
         name="nightbridge",

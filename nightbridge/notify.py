@@ -39,6 +39,9 @@ SENDING_SECONDS = 60.0
 PATIENCE_SECONDS = 60.0
 """How long each channel is retried after a transient failure."""
 
+LONGEST_CARD = 4000
+"""Letters of a notice in Teams: a message over 28 kB is dropped there, and a letter takes up to six bytes as JSON."""
+
 _FIRST_DELAY_SECONDS = 1.0
 _LONGEST_DELAY_SECONDS = 15.0
 _PORTS = {"none": 25, "starttls": 587, "tls": 465}
@@ -253,7 +256,7 @@ def _call_webhook(notice: Notice, url: str, trust: ssl.SSLContext) -> None:
     host = host_of(url)
     request = urllib.request.Request(
         url,
-        data=json.dumps({"text": notice.text, **notice.facts}).encode(),
+        data=json.dumps(_body(notice, host)).encode(),
         headers={"Content-Type": "application/json", "User-Agent": "nightbridge"},
     )
     # Whatever the answer is, it is this webhook's: urllib would follow a redirection, which it does without the notice.
@@ -277,6 +280,17 @@ def _call_webhook(notice: Notice, url: str, trust: ssl.SSLContext) -> None:
         )
 
 
+def _body(notice: Notice, host: str) -> dict[str, Any]:
+    """What a webhook takes. A workflow of Teams accepts anything, and posts an adaptive card alone."""
+    if not is_teams(host):
+        return {"text": notice.text, **notice.facts}
+    text = "\n\n".join(notice.text[:LONGEST_CARD].splitlines())  # Markdown, where a single line break is none
+    block = {"type": "TextBlock", "text": text, "wrap": True}
+    card = {"type": "AdaptiveCard", "version": "1.2", "body": [block]}
+    attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}
+    return {"type": "message", "attachments": [attachment]}
+
+
 class _EveryAnswer(urllib.request.HTTPErrorProcessor):
     """Returns an answer whatever its status is."""
 
@@ -293,6 +307,11 @@ def _place_of(url: str) -> str:
         return f"{urlsplit(url).scheme}://{host_of(url)}"
     except (InvalidInput, ValueError):
         return "another address"
+
+
+def is_teams(host: str) -> bool:
+    """Whether the host of a webhook is that of a workflow of Teams."""
+    return host.partition(":")[0].endswith((".logic.azure.com", ".powerplatform.com"))
 
 
 def host_of(url: str) -> str:

@@ -16,7 +16,7 @@ from nightbridge import notify as module
 from nightbridge.config import load_site
 from nightbridge.errors import InvalidInput, PermanentError, TransientError
 from nightbridge.models import NotifySettings, SecretRef
-from nightbridge.notify import Notice, notify
+from nightbridge.notify import Notice, is_teams, notify
 from tests.real.notify_servers import MailServer, Webhook, mail_server, webhook_server
 from tests.real.s3_servers import make_certificate
 from tests.real.slurm_daemons import free_ports
@@ -192,6 +192,23 @@ class TestWebhook:
 
         (body,) = hook.received
         assert json.loads(body) == {"text": NOTICE.text, **NOTICE.facts}
+
+    def test_a_workflow_of_teams_gets_an_adaptive_card(self, hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "is_teams", lambda host: host == hook.url.split("/")[2])
+        long = NOTICE.model_copy(update={"text": "two verdicts\nare missing\n" + "夜" * 10_000})
+
+        notify(long, calling(hook.url, monkeypatch))
+
+        (body,) = hook.received
+        (card,) = json.loads(body)["attachments"]
+        assert card["contentType"] == "application/vnd.microsoft.card.adaptive"
+        assert card["content"]["body"][0]["text"].startswith("two verdicts\n\nare missing\n\n夜")
+        assert len(body) < 28_000
+
+    def test_the_hosts_of_teams_are_known(self) -> None:
+        assert is_teams("prod-01.westeurope.logic.azure.com:443")
+        assert is_teams("default1234.ab.environment.api.powerplatform.com")
+        assert not is_teams("hooks.slack.com")
 
     @pytest.mark.parametrize("status", [429, 500, 503])
     def test_one_that_says_later_is_tried_again(
