@@ -16,7 +16,7 @@ from nightbridge.files import open_workspace
 from nightbridge.gate.trial import CORE_FOLDER, Change, trial_arm
 from nightbridge.history.reading import last_good_dump, series_of
 from nightbridge.images.enroot import find_enroot
-from nightbridge.images.image import Importer, current_image, pull_image
+from nightbridge.images.image import Importer, check_file, current_image, pull_image, recorded_image
 from nightbridge.images.on_node import NodeImporter
 from nightbridge.launch.plan import check_workspace, make_plan
 from nightbridge.models import Checkout, ClusterLimits, Image, Job, LaunchPlan, RunSpec, Scenario, Site, Violation
@@ -71,9 +71,13 @@ def prepare(run: RunSpec, site: Site) -> ClusterLimits:
         check_workspace(site.workspace)
     _check_place(site)
     limits = cluster_of(site).limits()
-    run_dir = site.workspace / "runs" / run.run_key
-    _refuse_errors(run, check(run, limits), run_dir / f"a{last_attempt(run_dir)}")
+    _refuse_errors(run, check(run, limits), _last_attempt_dir(run, site))
     return limits
+
+
+def _last_attempt_dir(run: RunSpec, site: Site) -> Path:
+    run_dir = site.workspace / "runs" / run.run_key
+    return run_dir / f"a{last_attempt(run_dir)}"
 
 
 @stage("clone", waits_for=(PrefectAway,))
@@ -111,9 +115,16 @@ def resolve_change(change: Change, control: RunSpec, site: Site) -> dict[str, st
 
 @stage("container", waits_for=(JobNotAccepted, StatusUnknown, PrefectAway))
 def container(run: RunSpec, site: Site) -> Image:
-    """Pull and verify the run's container image."""
-    image = pull_image(run, site, lambda: _importer(site))
-    get_run_logger().info("container: %s", image.path or "none, as configured")
+    """Pull and verify the run's container image; a job that was submitted with a file goes on without it."""
+    try:
+        image = pull_image(run, site, lambda: _importer(site))
+    except InvalidInput as error:
+        known = recorded_image(run, site) if may_have_job(_last_attempt_dir(run, site)) else None
+        if known is None:
+            raise
+        image = known
+        run_log().warning("it was submitted before, so it goes on: %s", error)
+    run_log().info("container: %s", image.path or "none, as configured")
     return image
 
 
@@ -161,6 +172,8 @@ def validate(
         description=f"Violations of {run.test.id}, against the pinned code and the cluster's limits",
     )
     _refuse_errors(run, violations, attempt_dir)
+    if image.path is not None and not may_have_job(attempt_dir):
+        check_file(image.path)  # it may have been removed since an earlier attempt
     plan = make_plan(run, checkout, image, limits, site, attempt, attempt_dir)
     plan = without_failed_nodes(plan, earlier, limits)
     log = get_run_logger()

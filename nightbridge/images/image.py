@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
-from nightbridge.files import write_model
+from nightbridge.files import read_model, write_model
 from nightbridge.images.enroot import (
     IMPORT_TIMEOUT_SECONDS,
     Enroot,
@@ -84,7 +84,7 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
         return Image(kind="none")
     images = site.images_dir.absolute()
     if is_path(written):
-        return _local_image(written, site.workspace.absolute() / "images" / "local")
+        return _local_image(written, site.workspace)
     find = importer or (lambda: find_enroot(site.image_import))
     reference = parse_reference(written)
     digest = reference.digest
@@ -121,14 +121,37 @@ def is_path(text: str) -> bool:
 
 def _existing(written: str) -> Path:
     path = Path(written).expanduser().absolute()
-    if not os.path.isfile(path):
-        raise InvalidInput("no such image file", subject=str(path), advice="Check container_image")
+    check_file(path)
     return path
 
 
-def _local_image(written: str, records: Path) -> Image:
+def check_file(path: Path) -> None:
+    """Check that an image's file is there.
+
+    Raises:
+        InvalidInput: It is not.
+    """
+    if not os.path.isfile(path):
+        raise InvalidInput("no such image file", subject=str(path), advice="Check container_image")
+
+
+def recorded_image(spec: RunSpec, site: Site) -> Image | None:
+    """What the file was that a run names with `container_image`, whether or not it is there now; None if not known."""
+    written = str(spec.test.cmd_args.get("container_image") or "").strip()
+    path = Path(written).expanduser().absolute()
+    sidecar = _sidecar(path, site.workspace)
+    record = read_model(sidecar, ImageRecord, what="not the record of an image", advice="Remove it")
+    return _image(written, path, record) if record else None
+
+
+def _sidecar(path: Path, workspace: Path) -> Path:
+    """Where the record of an image file is that somebody else made."""
+    return workspace.absolute() / "images" / "local" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.json"
+
+
+def _local_image(written: str, workspace: Path) -> Image:
     path = _existing(written)
-    sidecar = records / f"{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.json"
+    sidecar = _sidecar(path, workspace)
     with lease(sidecar.with_suffix(".lease")):
         record = _valid_record(sidecar, path)
         if record is None:

@@ -9,8 +9,9 @@ from nightbridge.errors import InvalidInput
 from nightbridge.images.on_node import NodeImporter
 from nightbridge.models import ClusterSettings, ImageImport, Site
 from nightbridge.slurm.attempt_files import declare_intent, open_attempt
-from nightbridge.tasks.prepare import _importer, prepare
+from nightbridge.tasks.prepare import _importer, container, prepare
 from tests.builders import make_spec, record_submission
+from tests.nightbridge.images.conftest import TINY_IMAGE
 
 KINDS = get_args(ClusterSettings.model_fields["kind"].annotation)
 
@@ -58,3 +59,21 @@ def test_a_run_whose_job_is_in_slurm_is_not_refused_when_the_cluster_has_changed
     open_attempt(tmp_path, run.run_key, site.cluster, 2)
     with pytest.raises(InvalidInput, match="rule"):
         prepare.fn(run, site)
+
+
+def test_a_run_whose_job_is_in_slurm_goes_on_when_its_image_file_was_removed(tmp_path: Path) -> None:
+    file = tmp_path / "nemo.sqsh"
+    file.write_bytes(TINY_IMAGE)
+    site, run = Site(workspace=tmp_path), make_spec(cmd_args={"container_image": str(file), "max_steps": 5})
+    image = container.fn(run, site)
+    file.unlink()
+    with pytest.raises(InvalidInput, match=r"nemo\.sqsh: no such image file\. Check container_image"):
+        container.fn(run, site)
+
+    attempt = open_attempt(tmp_path, run.run_key, site.cluster)
+    record_submission(attempt.attempt_dir, attempt.name, 1)
+    assert container.fn(run, site) == image
+
+    open_attempt(tmp_path, run.run_key, site.cluster, 2)
+    with pytest.raises(InvalidInput, match="no such image file"):
+        container.fn(run, site)
