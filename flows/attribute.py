@@ -36,14 +36,21 @@ from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import verdict_of
 from nightbridge.flows.threads import side_by_side
-from nightbridge.history.rows import gpu_hours
 from nightbridge.models import RunRecord, Site
-from nightbridge.tasks.attribute import bad_run, earlier_result, keep_answer, plan_attribution, plan_descent
+from nightbridge.tasks.attribute import (
+    bad_run,
+    earlier_result,
+    keep_answer,
+    plan_attribution,
+    plan_descent,
+    usual_cost,
+)
 from nightbridge.tasks.bisect import base_run, room_for
 from nightbridge.tasks.cancel import cancel_hook, note_search
 from nightbridge.tasks.compare import on_nodes, record_of
 from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.site import store_of
+from nightbridge.tasks.stage import patiently
 
 
 @flow(name="attribute", flow_run_name="attribute {test_id}", on_cancellation=[cancel_hook], persist_result=True)
@@ -89,10 +96,11 @@ def _find(plan: AttributionPlan, bad: RunRecord, site: Site, at_once: int | None
         get_run_logger().info("%d runs of this attribution are already there, %d begun", len(ended), len(begun))
     one_run = partial(_run_design, plan=plan, bad=bad, site=site)
     runs = [*ended, *side_by_side(one_run, begun, most=max(len(begun), 1))]
+    usual = patiently(partial(usual_cost, plan, site))
     stopped: Stop = ""
     while True:
         room = at_once or room_for(bad, site, MAX_AT_ONCE // 4)
-        designs, stopped = next_designs(plan, runs, room, gpu_hours(bad) or 0.0)
+        designs, stopped = next_designs(plan, runs, room, usual)
         if not designs:
             break
         begun = begin_designs(store_of(site), plan, designs)
@@ -101,7 +109,7 @@ def _find(plan: AttributionPlan, bad: RunRecord, site: Site, at_once: int | None
     for group in ranges_of(result):
         try:
             if planned := plan_descent(result, group, site):
-                within = within_budget(result, planned, gpu_hours(bad) or 0.0)
+                within = within_budget(result, planned, usual)
                 own = base_of_descent(bad, plan.factors, result.factors)
                 base = own if within.base == plan.bad else base_run(within, site)
                 result = with_descent(result, search(within, base, site, at_once))

@@ -69,13 +69,21 @@ def cost_of(test_id: str, request: AttributionRequest, site: Site) -> str:
     plan = find_plan(test_id, request, site)
     if earlier_result(plan, site):
         return "answered before, nothing is run"
-    record = load_record(store_of(site), plan.bad)
-    hours = (gpu_hours(record) or 0.0) if record else 0.0
     # Both controls, one that shows the cause directly, and a bit for each doubling of the factors.
     ranges = ", as many again if it is a commit" if any(factor.is_range for factor in plan.factors) else ""
     runs = 3 + math.ceil(math.log2(len(plan.factors) + 1))
     changed = ", ".join(AXIS_WORDS[axis].removeprefix("the ") for axis in plan.axes)
-    return f"{changed} changed; about {runs} runs{ranges}, {hours:.3g} GPU-hours each"
+    return f"{changed} changed; about {runs} runs{ranges}, {usual_cost(plan, site):.3g} GPU-hours each"
+
+
+def usual_cost(plan: AttributionPlan, site: Site) -> float:
+    """What a run of an attribution usually costs, in GPU-hours; 0 where that is not known.
+
+    It is what the dearer one of both nights cost: half of the runs are as good as the good one, and where the bad one
+    died at once, these are what the search costs.
+    """
+    records = [load_record(store_of(site), prefix) for prefix in (plan.good, plan.bad)]
+    return max((gpu_hours(record) or 0.0 for record in records if record), default=0.0)
 
 
 def earlier_result(plan: AttributionPlan, site: Site) -> AttributionResult | None:

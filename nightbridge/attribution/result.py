@@ -125,7 +125,7 @@ def next_designs(
 ) -> tuple[tuple[Design, ...], Stop]:
     """The designs to run next, and what has ended it undecided; both empty where the answer has.
 
-    At most `at_once`; `usual_cost` is that of one run, in GPU-hours.
+    At most `at_once`; `usual_cost` is that of one run, in GPU-hours, and 0 where it is not known.
     """
     designs = plan.belief.next_designs(exchanges_of(runs), min(at_once, max(plan.policy.most_runs - len(runs), 0)))
     if not designs:
@@ -133,7 +133,8 @@ def next_designs(
         return (), "runs" if full else ""
     if plan.budget is not None:
         left = plan.budget - _hours_spent(runs, usual_cost)
-        designs = designs[: max(int(left / usual_cost), 0)] if usual_cost > 0 else designs
+        affordable = max(int(left / usual_cost), 0) if usual_cost > 0 else len(designs) * (left > 0)
+        designs = designs[:affordable]
     return designs, "" if designs else "budget"
 
 

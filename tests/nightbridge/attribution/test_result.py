@@ -162,6 +162,14 @@ def test_an_overspent_budget_starts_nothing_more(at_once: int) -> None:
     assert next_designs(plan, hung, at_once, 8.0) == ((), "budget")
 
 
+def test_a_budget_holds_where_it_is_not_known_what_a_run_usually_costs() -> None:
+    plan = ATTRIBUTION_PLAN.model_copy(update={"budget": 10.0})
+    runs = exchange_runs([1], ATTRIBUTION_PLAN)
+
+    assert next_designs(plan, runs[:1], 2, 0.0)[0]
+    assert next_designs(plan, runs[:2], 2, 0.0) == ((), "budget")
+
+
 def test_a_run_that_died_before_its_cost_was_known_takes_a_usual_one_of_the_budget() -> None:
     plan = ATTRIBUTION_PLAN.model_copy(update={"budget": 25.0})
     dead = [
