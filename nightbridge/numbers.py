@@ -29,6 +29,10 @@ def real_number(text: str) -> float | None:
         return None
 
 
+MOST_IN_FULL = 1e9
+"""From here on, as of a loss that diverged, a number has an exponent: in full it is wider than a page."""
+
+
 def format_percent(share: float) -> str:
     """A share as a percentage, `5 %` or `2.5 %`."""
     return f"{share * 100:.3g} %"
@@ -40,14 +44,16 @@ def format_change(change: float | None) -> str:
         return ""
     if abs(change) < SMALLEST_SHOWN_CHANGE:
         return "±0.0 %"
-    return f"{'+' if change > 0 else '−'}{abs(change) * 100:,.1f} %"
+    percent = abs(change) * 100
+    form = ",.1f" if percent < MOST_IN_FULL else ".3g"
+    return f"{'+' if change > 0 else '−'}{percent:{form}} %"
 
 
 def format_value(value: float | None, unit: str = "") -> str:
     """A value with four significant digits and its unit; a dash where there is none."""
     if value is None:
         return "–"
-    number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}".rstrip(".")
+    number = f"{value:,.0f}" if 1000 <= abs(value) < MOST_IN_FULL else f"{value:#.4g}".rstrip(".")
     return f"{number} {unit}".rstrip()
 
 

@@ -14,6 +14,7 @@ from nightbridge.numbers import format_change, format_count, format_percent, for
         (-0.0004, "±0.0 %"),
         (0.0006, "+0.1 %"),
         (12.0, "+1,200.0 %"),
+        (2e29, "+2e+31 %"),
         (None, ""),
     ],
 )
@@ -30,6 +31,8 @@ def test_a_change_has_a_sign(change: float | None, text: str) -> None:
         (700.0, "TFLOP/s/GPU", "700.0 TFLOP/s/GPU"),
         (53048.6, "ms", "53,049 ms"),
         (6.52, "", "6.520"),
+        (1e30, "", "1.000e+30"),
+        (-3.4e38, "", "-3.400e+38"),
         (None, "s", "–"),
     ],
 )
