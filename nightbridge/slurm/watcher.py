@@ -315,8 +315,15 @@ class Watcher:
             self._changed.notify_all()
 
     def _own(self, job: Job, status: JobStatus) -> JobStatus | None:
-        """The status, unless it is another job's: ids are used again after slurmctld lost its state."""
-        if status.name in ("", job.name):
+        """The status, unless it is another job's: ids are used again after slurmctld lost its state.
+
+        One of another name that was submitted at the very time at which Slurm says that ours was is ours, and renamed.
+        Nothing proves that of a job that was not seen under its own name before.
+        """
+        with self._changed:
+            watched = self._watched.get(_key_of(job))
+            ours_since = watched.status.submitted_at if watched and watched.status else None
+        if status.name in ("", job.name) or (ours_since is not None and ours_since == status.submitted_at):
             return status
         found = self._cluster.find(job.name).jobs
         # Slurm gave the id away, so ours is not running, whatever accounting still reports.

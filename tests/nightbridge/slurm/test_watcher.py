@@ -271,6 +271,24 @@ def test_a_job_id_used_again_by_another_job_is_not_taken_for_ours(
     assert job.status.state is JobState.COMPLETED
 
 
+@pytest.mark.parametrize(("seconds_later", "state"), [(0, JobState.COMPLETED), (1, JobState.UNKNOWN)])
+def test_a_job_that_somebody_renamed_is_known_by_when_it_was_submitted_and_a_later_one_of_its_id_is_not(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path, seconds_later: int, state: JobState
+) -> None:
+    submitted = utc_now().replace(microsecond=0)
+    reported = threading.Event()
+    stub.say(1, JobState.RUNNING, submitted_at=submitted)
+    end = following(make_job(tmp_path), lambda status: reported.set())
+    assert reported.wait(60)
+
+    other = {"name": "renamed", "submitted_at": submitted + timedelta(seconds=seconds_later)}
+    stub.say(1, JobState.COMPLETED, exit_code=0, **other)
+    job = end.result(timeout=60)
+
+    assert job.status is not None
+    assert job.status.state is state
+
+
 def test_two_jobs_of_a_night_that_slurm_gave_the_same_id_are_followed_each_to_its_own_end(
     stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
 ) -> None:
