@@ -134,7 +134,7 @@ class Belief(NamedTuple):
             InvalidInput: There is no factor, or a run is none of these factors'.
         """
         found = self._likeliest(runs)
-        if found.kind == "undecided" and not self._worthwhile(runs, 1):
+        if found.kind == "undecided" and found.runs and not self._worthwhile(runs, 1):
             return self._indistinct(found)
         if found.kind == "found" and self._lacking(found, runs):
             return found.model_copy(update={"kind": "undecided"})
@@ -255,6 +255,8 @@ class Belief(NamedTuple):
         hypotheses = _hypotheses(self.weights, self.levels, self.policy)
         posterior = self._posterior(hypotheses, runs)
         candidates = self._candidates(hypotheses, posterior, runs)
+        if not candidates:
+            return []
         columns = _columns(candidates, len(self.weights))
         outcomes = _outcomes(self.levels, self.policy.stray)
         handicap = np.array([self._handicap(design, runs) for design in candidates])

@@ -313,7 +313,7 @@ def sentence(result: AttributionResult) -> str:
             answer = f"one of {', '.join(_names(result))}, {sure}; no run that starts tells them apart"
         case "undecided":
             likely = f", most likely {' and '.join(_names(result))}, {sure}" if result.factors else ""
-            answer = f"undecided{_spent(result)}{likely}"
+            answer = f"undecided{_spent(result)}{likely if cause.runs else ', for none of its runs has said anything'}"
         case "found":
             names = _names(result)
             both = len(names) == 2

@@ -148,6 +148,17 @@ def test_a_combination_that_does_not_start_is_avoided() -> None:
     assert sum(run.value is None for run in runs) <= 3
 
 
+@pytest.mark.parametrize("factors", [1, 2, 3])
+def test_it_ends_undecided_where_nothing_starts(factors: int) -> None:
+    belief = Belief((1.0,) * factors, LEVELS, BisectPolicy(most_runs=40))
+    runs: list[Exchange] = []
+    while designs := belief.next_designs(runs, 2):
+        runs += [Exchange(design=design, value=None) for design in designs]
+
+    assert len(runs) == 2**factors
+    assert belief.answer(runs).kind == "undecided"
+
+
 def test_what_only_starts_together_is_named_together() -> None:
     cause, _runs = attribute(lambda design: part(design[0]) if design[0] == design[1] else None, factors=4)
 

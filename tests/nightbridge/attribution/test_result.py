@@ -122,6 +122,12 @@ def test_what_nothing_did_is_said(value: float, words: str) -> None:
     assert not evaluate(ATTRIBUTION_PLAN, runs).is_found
 
 
+def test_where_no_run_has_started_nothing_is_called_likely() -> None:
+    lost = [exchange_run((True,) * 4, None, 1, VerdictStatus.FAILED)]
+
+    assert sentence(evaluate(ATTRIBUTION_PLAN, lost)).startswith("undecided, for none of its runs has said anything; ")
+
+
 def test_what_changed_and_was_not_exchanged_is_named_where_the_cluster_did_it() -> None:
     plan = ATTRIBUTION_PLAN.model_copy(update={"rest": ("driver 550 → 560",)})
     runs = [
