@@ -118,6 +118,11 @@ def render_page(template: str, **values: object) -> str:
     return _environment().get_template(template).render(**values)
 
 
+def way_up(scenario: str) -> str:
+    """The way from a night's page to the folder of all reports; a scenario's name may have slashes."""
+    return "../" * (1 + scenario.count("/"))
+
+
 def build_page(
     night: str, scenario: str, runs: Sequence[ReportedRun], neighbours: tuple[str, str], site_options: str = ""
 ) -> dict[str, object]:
@@ -144,6 +149,7 @@ def build_page(
         "sections": sections,
         "has_golden": any(cell.golden for section in sections for cell in section.cells if cell),
         "neighbours": neighbours,
+        "up": way_up(scenario),
     }
 
 

@@ -11,13 +11,21 @@ from urllib.parse import quote
 from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import MANIFEST, Manifest, load_record, load_scalars, read_manifest
 from nightbridge.history.reading import read_recent
-from nightbridge.models import NO_VALUE, StoredFile, SweepResult, Verdict
+from nightbridge.models import NO_VALUE, StoredFile, SweepResult, Verdict, has_date
 from nightbridge.nights.records import NightStart
 from nightbridge.numbers import format_count, format_duration, format_value
 from nightbridge.outputs.log_errors import ErrorFinder
 from nightbridge.outputs.logs import MAX_LINE_BYTES, clean_line, raw_lines
 from nightbridge.report.charts import exchange_chart
-from nightbridge.report.page import MAX_CHARTED, NewCommits, ReportedRun, build_page, last_good_run, render_page
+from nightbridge.report.page import (
+    MAX_CHARTED,
+    NewCommits,
+    ReportedRun,
+    build_page,
+    last_good_run,
+    render_page,
+    way_up,
+)
 from nightbridge.report.sweeps import sweep_section
 from nightbridge.report.tables import gravest_first
 from nightbridge.store.protocol import ObjectStore
@@ -82,9 +90,15 @@ def night_report_html(
 
 
 def neighbours_of(store: ObjectStore, scenario: str, night: str) -> tuple[str, str]:
-    """The nights of a scenario before and after one that have a report; empty where there is none."""
+    """The nights of a scenario before and after one that have a report; empty where there is none.
+
+    A night that is named by a word is no neighbour: by its name it would come after each one for ever.
+    """
+    if not has_date(night):
+        return "", ""
     end = f"/{scenario}.html"
-    found = sorted(item.key[len(REPORTS) : -len(end)] for item in store.list(REPORTS) if item.key.endswith(end))
+    names = (item.key[len(REPORTS) : -len(end)] for item in store.list(REPORTS) if item.key.endswith(end))
+    found = sorted(name for name in names if has_date(name) and "/" not in name)  # a slash: another scenario's
     at, after = bisect.bisect_left(found, night), bisect.bisect_right(found, night)
     return found[at - 1] if at else "", found[after] if after < len(found) else ""
 
@@ -96,7 +110,7 @@ def link_from_night_before(store: ObjectStore, scenario: str, night: str) -> Non
     data = store.get(key) if before else None
     if data is None or (mark := LATER_NIGHT.encode()) not in data:
         return
-    link = f'<a href="../{quote(night)}/{quote(scenario)}.html" rel="next">{html.escape(night)} →</a>'
+    link = f'<a href="{way_up(scenario)}{night}/{quote(scenario)}.html" rel="next">{html.escape(night)} →</a>'
     store.put(key, data.replace(mark, link.encode(), 1))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import quote, unquote, urljoin
 
 import pandas as pd
 import pytest
@@ -878,6 +879,37 @@ def test_a_page_links_to_the_nights_around_it(store: DirectoryStore) -> None:
     links = Page((store.get("reports/2026-11-21/nightly.html") or b"").decode()).links()
     assert links == ["../index.html", "../2026-11-20/nightly.html", "../2026-11-22/nightly.html"]
     assert store.get("reports/2026-11-21/other.html") == b"another scenario"
+
+
+def test_a_night_that_is_named_by_a_word_is_next_to_none(store: DirectoryStore) -> None:
+    for night in ("2026-11-21", "live", "2026-11-22"):
+        html = night_report_html(store, "nightly", night, [], cluster="slurm")
+        store.put(f"reports/{night}/nightly.html", html.encode())
+        link_from_night_before(store, "nightly", night)
+
+    pages = {
+        night: Page((store.get(f"reports/{night}/nightly.html") or b"").decode()) for night in ("2026-11-21", "live")
+    }
+    assert pages["2026-11-21"].links() == ["../index.html", "../2026-11-22/nightly.html"]
+    assert pages["live"].links() == ["../index.html"]
+
+
+@pytest.mark.parametrize("scenario", ["GB200 / H100", "H100", "100 % #1"])
+def test_the_links_of_a_page_lead_to_pages_whatever_the_scenario_is_called(
+    store: DirectoryStore, scenario: str
+) -> None:
+    store.put("reports/index.html", b"")
+    store.put(f"reports/2026-11-20/GB200/{scenario}.html", b"another scenario")
+    for night in ("2026-11-20", "2026-11-21", "2026-11-22"):
+        html = night_report_html(store, scenario, night, [], cluster="slurm")
+        store.put(f"reports/{night}/{scenario}.html", html.encode())
+        link_from_night_before(store, scenario, night)
+
+    key = f"reports/2026-11-21/{scenario}.html"
+    links = Page((store.get(key) or b"").decode()).links()
+    assert len(links) == 3
+    for link in links:
+        assert store.get(unquote(urljoin(f"/{quote(key)}", link)).removeprefix("/")) is not None
 
 
 def test_the_index_shows_every_test_by_nights_those_that_need_somebody_first(store: DirectoryStore) -> None:
