@@ -22,7 +22,7 @@ from nightbridge.history.rows import (
     measured,
     other_losses,
 )
-from nightbridge.models import GOOD_VERDICTS, Model, NightId, Verdict, VerdictStatus
+from nightbridge.models import GOLDEN, GOOD_VERDICTS, Model, NightId, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
 
 VerdictOf = Callable[[HistoryRow], Verdict | None]
@@ -197,7 +197,8 @@ def _losses_shift(good: HistoryRow, bad: HistoryRow) -> Shift:
 
 def _hardly_moved(row: HistoryRow) -> bool:
     """Whether nothing else regressed than the losses of a deterministic test."""
-    return bool(row.worse) and all(hardly_moved(metric, change) for metric, change in row.worse.items())
+    moved = [(name, change) for name, change in row.worse.items() if name != GOLDEN]
+    return bool(moved) and all(hardly_moved(name, change) for name, change in moved)
 
 
 def requested_shift(
@@ -226,9 +227,11 @@ def _regressed_in(rows: Sequence[HistoryRow], metric: str | None, decisions: Seq
     nights = [as_decided(night.own, decisions) for night in nights_of(rows)]
     if not nights or nights[-1].verdict is not VerdictStatus.REGRESSED:
         return frozenset()
-    worse = nights[-1].worse
-    facts = facts_of(worse or METRIC_BY_NAME) if metric else newest_facts(worse or METRIC_BY_NAME, nights[:-1])
-    return frozenset(name for name in worse or METRIC_BY_NAME if facts_of([name]) <= facts)
+    worse = [name for name in nights[-1].worse if name in METRIC_BY_NAME]
+    names = worse or METRIC_BY_NAME
+    facts = facts_of(names) if metric else newest_facts(names, nights[:-1])
+    found = frozenset(name for name in names if facts_of([name]) <= facts)
+    return found if worse else found | nights[-1].worse.keys()  # golden values
 
 
 def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None, decisions: Sequence[Decision]) -> Shift:

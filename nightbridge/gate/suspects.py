@@ -90,7 +90,7 @@ def suspect_nights(
     ]
     if not nights or nights[-1].night != verdict.night:
         return None
-    regressed = {item.metric for item in verdict.comparisons if item.status == "regressed"}
+    regressed = set(verdict.worse)
     if verdict.status is VerdictStatus.REGRESSED and regressed:
         # What is worse since tonight has another cause than what was worse before.
         facts = newest_facts(regressed, nights[:-1])

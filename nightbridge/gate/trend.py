@@ -21,6 +21,7 @@ from nightbridge.history.nightly_values import BROKEN, Night, adjusted, night_va
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, facts_of, good_for
 from nightbridge.models import (
     EXIT_CODES,
+    GOLDEN,
     MetricName,
     Model,
     News,
@@ -228,7 +229,7 @@ def standing(verdict: Verdict, nights: Sequence[Night], decisions: Sequence[Deci
         better = verdict.status is VerdictStatus.IMPROVED and before is not VerdictStatus.IMPROVED
         return Standing("better" if better else "", "")
     regressed = verdict.status is VerdictStatus.REGRESSED
-    facts = facts_of(item.metric for item in verdict.comparisons if item.status == "regressed")
+    facts = facts_of(verdict.worse)
     judged = [as_decided(row, decisions) for row in judged]
     judged = [good_for(row, facts) for row in judged] if regressed and facts else judged
     if verdict.status is VerdictStatus.UNSTABLE:
@@ -238,11 +239,12 @@ def standing(verdict: Verdict, nights: Sequence[Night], decisions: Sequence[Deci
     same = list(itertools.takewhile(lambda row: _fault(row) == own, reversed(judged)))
     if verdict.status in WITHOUT_RESULT or not same:
         return Standing("new", verdict.night)
-    known = judged[-1].worse
+    # Up to 0.2 a row named nothing where golden values alone said that it is worse.
+    known = judged[-1].worse or {GOLDEN: 0.0}
+    thresholds = {item.metric: item.threshold for item in verdict.comparisons}
     worse = regressed and any(
-        item.metric not in known or abs(item.change or 0.0) > abs(known[item.metric]) + item.threshold
-        for item in verdict.comparisons
-        if item.status == "regressed"
+        name not in known or abs(change) > abs(known[name]) + thresholds.get(name, 0.0)
+        for name, change in verdict.worse.items()
     )
     return Standing("worse" if worse else "standing", same[-1].night)
 

@@ -250,6 +250,7 @@ def _verdict(
         comparisons=tuple(_beside_golden(result.comparison, golden) for result in results),
         baseline_runs=tuple(row.run_key for row in baseline),
         reference_run=golden.run_key if golden else None,
+        as_golden=golden is None or golden.as_good,
         job_id=record.job.job_id,
         store_url=record.store_url,
         prefix=record.prefix,

@@ -19,6 +19,7 @@ from pydantic import AwareDatetime, Field
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.resources import resumed_from
 from nightbridge.models import (
+    GOLDEN,
     Arm,
     Model,
     Outcome,
@@ -81,8 +82,10 @@ class HistoryRow(StoredModel):
     outcome: Outcome | None = None
     outcome_reason: str = ""
     verdict: VerdictStatus | None = Field(None, description="None until the run is judged.")
-    worse: dict[str, float] = Field({}, description="By metric that regressed, its signed relative change.")
-    broken: tuple[str, ...] = Field((), description="Of these, those that broke a floor or ceiling.")
+    worse: dict[str, float] = Field(
+        {}, description="By metric that regressed, its signed relative change; `golden` where golden values say so."
+    )
+    broken: tuple[str, ...] = Field((), description="Of these, those that broke a floor or ceiling, and `golden`.")
     moved: dict[str, float] = Field(
         {},
         description="By metric, how many times its level the cluster alone has moved it, by the control arms so far.",
@@ -113,7 +116,7 @@ class HistoryRow(StoredModel):
 
 def row_of(record: RunRecord, verdict: Verdict | None) -> HistoryRow:
     """The history row of a run; None until it is judged."""
-    job = record.job
+    job, worse = record.job, verdict.worse if verdict else {}
     return HistoryRow(
         run_key=record.spec.run_key,
         scenario=record.spec.scenario,
@@ -132,12 +135,11 @@ def row_of(record: RunRecord, verdict: Verdict | None) -> HistoryRow:
         outcome=job.outcome,
         outcome_reason=job.outcome_reason,
         verdict=verdict.status if verdict else None,
-        worse={
-            item.metric: item.change or 0.0
-            for item in (verdict.comparisons if verdict else ())
-            if item.status == "regressed"
-        },
-        broken=tuple(item.metric for item in (verdict.comparisons if verdict else ()) if item.by_itself),
+        worse=worse,
+        broken=(
+            *(item.metric for item in (verdict.comparisons if verdict else ()) if item.by_itself),
+            *(name for name in worse if name == GOLDEN),
+        ),
         moved=verdict.moved if verdict else {},
         gpu_hours=gpu_hours(record),
         resumed=bool(resumed_from(record.spec.test)),

@@ -86,6 +86,7 @@ from nightbridge.models.stages import (
 )
 from nightbridge.models.verdict import (
     EXIT_CODES,
+    GOLDEN,
     GOOD_VERDICTS,
     NO_VALUE,
     Bump,

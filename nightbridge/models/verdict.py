@@ -35,6 +35,9 @@ class VerdictStatus(enum.StrEnum):
 News = Literal["", "new", "worse", "standing", "better", "over"]
 """What a verdict is against the nights before it; empty for nothing of the kind."""
 
+GOLDEN = "golden"
+"""What a run is worse in that is not as good as golden values or its reference run, beside the names of metrics."""
+
 ComparisonStatus = Literal["passed", "improved", "suspicious", "regressed", "missing", "no_baseline"]
 
 
@@ -168,6 +171,7 @@ class Verdict(StoredModel):
     comparisons: tuple[Comparison, ...] = ()
     baseline_runs: tuple[str, ...] = Field((), description="Run keys of the runs compared with.")
     reference_run: str | None = Field(None, description="Run key of the run that its test names as reference.")
+    as_golden: bool = Field(True, description="Whether it is as good as golden values and reference, where it has any.")
     job_id: int | None = None
     store_url: str = ""
     prefix: str = ""
@@ -191,6 +195,12 @@ class Verdict(StoredModel):
     def exit_code(self) -> int:
         """The command line's exit code for this verdict alone."""
         return EXIT_CODES[self.status]
+
+    @property
+    def worse(self) -> dict[str, float]:
+        """By metric that regressed, its signed relative change; and `GOLDEN`, which has none."""
+        regressed = {item.metric: item.change or 0.0 for item in self.comparisons if item.status == "regressed"}
+        return regressed if self.as_golden else {**regressed, GOLDEN: 0.0}
 
     def metric(self, name: str) -> Comparison | None:
         """The comparison of a metric such as `step_time`; None where it was not compared."""

@@ -353,6 +353,7 @@ def standing_lines(rows: Sequence[HistoryRow], found: Sequence[Trend]) -> tuple[
     moved = ", ".join(
         f"{METRIC_BY_NAME[name].label} {'not the same' if hardly_moved(name, change) else format_change(change)}"
         for name, change in bad[0].worse.items()
+        if name in METRIC_BY_NAME
     )
     nights_text = format_count(len(bad), "night")
     return (f"regressed since {bad[-1].night}, {nights_text} by their verdicts: {moved}".rstrip(": "),)

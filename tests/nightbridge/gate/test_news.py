@@ -1,12 +1,14 @@
 """What of a verdict is news, night by night."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from nightbridge.gate.suspects import suspect_nights
 from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.verdict import compare
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import Outcome, Verdict, VerdictStatus
+from nightbridge.models import Outcome, ReferenceResult, Verdict, VerdictStatus
 from tests.builders import make_decision, make_record, make_summary
 
 GOOD, SLOW, SLOWER, FAST = 1.0, 1.1, 1.25, 0.9
@@ -126,6 +128,53 @@ def test_another_fact_that_becomes_worse_has_its_own_news_and_suspects() -> None
         ("worse", "2026-11-09", "2026-11-09", "2026-11-10"),
         ("standing", "2026-11-10", "2026-11-09", "2026-11-10"),
     ]
+
+
+AWAY_FROM_GOLDEN = ReferenceResult(whole=True, as_good=False, reasons=("golden values, final loss: 23 %",))
+
+
+@pytest.mark.parametrize(
+    ("levels", "expected"),
+    [
+        (
+            ((SLOW, None), (SLOW, AWAY_FROM_GOLDEN), (SLOW, AWAY_FROM_GOLDEN), (GOOD, AWAY_FROM_GOLDEN)),
+            [
+                ("new", "2026-11-09", "2026-11-08", "2026-11-09"),
+                ("worse", "2026-11-09", "2026-11-09", "2026-11-10"),
+                ("standing", "2026-11-09", "2026-11-08", "2026-11-09"),
+                ("standing", "2026-11-10", "2026-11-09", "2026-11-10"),
+            ],
+        ),
+        (
+            ((GOOD, AWAY_FROM_GOLDEN), (SLOW, None)),
+            [("new", "2026-11-09", "2026-11-08", "2026-11-09"), ("new", "2026-11-10", "2026-11-09", "2026-11-10")],
+        ),
+    ],
+    ids=["after another fact", "before it"],
+)
+def test_what_is_worse_than_golden_values_is_a_fact_of_its_own(
+    levels: Sequence[tuple[float, ReferenceResult | None]], expected: list[tuple[str, str, str, str]]
+) -> None:
+    rows: list[HistoryRow] = []
+    found = []
+    for day, (level, golden) in enumerate([(GOOD, None)] * 8 + list(levels), start=1):
+        record = make_record(make_summary([level] * 50, tflops=700.0 / level), f"2026-11-{day:02}")
+        verdict = compare(record, rows, Evidence(golden=golden))
+        rows.append(row_of(record, verdict))
+        before, after = suspect_nights(verdict, rows) or (rows[0], rows[0])
+        found.append((verdict.news, verdict.since, before.night, after.night))
+
+    assert found[8:] == expected
+
+
+def test_golden_values_of_a_row_that_did_not_name_them_stand() -> None:
+    rows = [row_of(record := make_record(night="2026-11-08"), compare(record, ()))]
+    for day in (9, 10):
+        record = make_record(night=f"2026-11-{day:02}")
+        verdict = compare(record, rows, Evidence(golden=AWAY_FROM_GOLDEN))
+        rows.append(row_of(record, verdict).model_copy(update={"worse": {}, "broken": ()}))
+
+    assert (verdict.news, verdict.since) == ("standing", "2026-11-09")
 
 
 def test_what_stands_says_since_when() -> None:
