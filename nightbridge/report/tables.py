@@ -1,6 +1,7 @@
 """How verdicts are shown: their words and order, a metric's cell, tables for Markdown and a terminal, and JUnit XML."""
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -129,13 +130,13 @@ def further_runs_of(verdict: Verdict) -> str:
 
 
 def next_command(verdict: Verdict) -> str:
-    """What to type after a verdict; empty where there is nothing to do."""
-    run = f"{verdict.test_id}@{verdict.night}"
+    """What to type after a verdict, as a shell takes it; empty where there is nothing to do."""
+    run = shlex.quote(f"{verdict.test_id}@{verdict.night}")
     match verdict.status:
         case VerdictStatus.REGRESSED | VerdictStatus.UNSTABLE:
             found = verdict.suspects
             code_only = found and found.repositories and not found.configuration and not found.environment
-            return f"nightbridge {'bisect' if code_only else 'attribute'} {verdict.test_id}"
+            return f"nightbridge {'bisect' if code_only else 'attribute'} {shlex.quote(verdict.test_id)}"
         case VerdictStatus.SUSPICIOUS:
             return f'nightbridge accept {run} --as baseline --why "..."'
         case VerdictStatus.FAILED | VerdictStatus.SHORT | VerdictStatus.INFRASTRUCTURE:

@@ -2,6 +2,7 @@
 
 import io
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -782,6 +783,15 @@ def test_the_next_command_is_that_of_the_verdict(status: VerdictStatus, command:
     lines = next_lines([Verdict(run_key="a-n2-0123456789", test_id="a", night="n2", status=status)])
 
     assert [line.split(". next: ")[1] for line in lines] == ([command] if command else [])
+
+
+@pytest.mark.parametrize("status", [VerdictStatus.FAILED, VerdictStatus.REGRESSED, VerdictStatus.SUSPICIOUS])
+def test_the_next_command_takes_a_test_of_any_name_where_it_is_pasted(status: VerdictStatus) -> None:
+    verdict = Verdict(run_key="a-n2-0123456789", test_id="Llama 3; 8 B's", night="n2", status=status)
+
+    (line,) = next_lines([verdict])
+
+    assert any(word.startswith(verdict.test_id) for word in shlex.split(line.split(". next: ")[1]))
 
 
 # --- the page's second week -------------------------------------------------------------------------------------------
