@@ -3,7 +3,7 @@
 Night and plan are settled at the first start and kept: every restart, and a cancellation, goes by them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, time
 from itertools import chain, count, pairwise
 from pathlib import Path
@@ -24,6 +24,7 @@ from prefect.utilities.asyncutils import run_coro_as_sync
 
 from nightbridge import config
 from nightbridge.blocks import HarvestStore, site_of
+from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.models import ClusterSettings, Model, Scenario, Site, SiteChoice, utc_now
 from nightbridge.nights.records import (
@@ -161,7 +162,10 @@ def check_as_deployed(site: Site) -> None:
     """
     flow_run = this_flow_run()
     without_cluster, without_store = site.cluster == ClusterSettings(), site.store is None
-    if flow_run is None or flow_run.deployment_id is None or not (without_cluster or without_store):
+    if flow_run is None or not (without_cluster or without_store):
+        return
+    if flow_run.deployment_id is None:
+        _say_where_jobs_run(flow_run.parameters, site)
         return
     deployment_id, given = flow_run.deployment_id, flow_run.parameters
     made = insist("the deployment", on_server(lambda client: client.read_deployment(deployment_id)))
@@ -177,6 +181,15 @@ def check_as_deployed(site: Site) -> None:
         url = str(insist("the deployment's store", read).data.get("url", ""))
         if not (url.startswith("file://") and url.endswith("/store")):  # not that of a workspace, which may have moved
             raise _is_gone(f"Harvest Store block, and its deployment keeps everything in {url}")
+
+
+def _say_where_jobs_run(given: Mapping[str, Any], site: Site) -> None:
+    """Say of a Site block without a cluster what that means: without a deployment nobody knows whether it had one."""
+    system = given.get("system")
+    is_block = isinstance(system, str) and plain_site(SiteChoice(system=system)) is None
+    if is_block and not given.get("cluster") and site.cluster == ClusterSettings():
+        said = "the Site block %s has no Slurm Cluster block, or one that was deleted: its jobs run on this machine"
+        run_log().warning(said, system)
 
 
 def _is_gone(what: str) -> InvalidInput:

@@ -320,3 +320,29 @@ def test_a_site_block_that_has_lost_its_cluster_or_its_store_is_refused(
     results = temporary_settings({PREFECT_RESULTS_DEFAULT_STORAGE_BLOCK: "nightbridge-harvest-store/llm"})
     with results, pytest.raises(InvalidInput, match=said) if said else nullcontext():
         check_as_deployed(Site(workspace=tmp_path, **site))
+
+
+@pytest.mark.parametrize(
+    ("given", "site", "said"),
+    [
+        ({"system": "hopper"}, {}, ["the Site block hopper has no Slurm Cluster block, or one that was deleted"]),
+        ({"system": "hopper", "cluster": "local"}, {}, []),
+        ({"system": "hopper"}, {"cluster": HOPPER}, []),
+        ({"system": None}, {}, []),
+    ],
+    ids=["cluster gone, or never there", "this machine asked for", "with its cluster", "no block"],
+)
+def test_a_night_by_hand_whose_site_block_has_no_cluster_says_where_its_jobs_run(
+    given: dict[str, Any],
+    site: dict[str, Any],
+    said: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = FlowRun(flow_id=uuid4(), parameters={"scenario": "a.toml", **given})
+    monkeypatch.setattr(nights, "this_flow_run", lambda: run)
+
+    check_as_deployed(Site(workspace=tmp_path, **site))
+
+    assert [message.partition(":")[0] for message in caplog.messages] == said
