@@ -11,6 +11,7 @@
 All that is left over, such as the driver, cannot be exchanged: it is named where nothing else did it.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -40,6 +41,9 @@ AXIS_WORDS: Mapping[Axis, str] = {
 
 MAX_NODE_FACTORS = 32
 """Nodes are exchanged one by one up to so many, else in as many groups."""
+
+_FLAGS = {"-p": "partition", "-gn": "GPUs per node", "-cm": "mounts"}
+"""Flags of the launcher that no key of a test has alone, and that no series depends on."""
 
 _ON_NODES = ("--nodelist=", "-w", "--exclude=", "-x")
 
@@ -118,13 +122,27 @@ def find_factors(good: RunRecord, bad: RunRecord, *, same_nodes: bool) -> tuple[
 
 
 def not_exchanged(good: RunRecord, bad: RunRecord, factors: Sequence[Factor]) -> tuple[str, ...]:
-    """What differs besides and cannot be exchanged, a line each: `driver 550.54 → 560.35`."""
-    facts = {name: (good.facts.get(name), bad.facts.get(name)) for name in sorted(good.facts.keys() | bad.facts.keys())}
+    """What differs besides and is not exchanged, a line each: `driver 550.54 → 560.35`."""
+    before, after = ({**_surroundings(record), **record.facts} for record in (good, bad))
+    facts = {name: (before.get(name), after.get(name)) for name in sorted(before.keys() | after.keys())}
     lines = [f"{name} {old or 'unknown'} → {new or 'unknown'}" for name, (old, new) in facts.items() if old != new]
     digests = good.image.digest, bad.image.digest
     if digests[0] != digests[1] and not any(factor.axis == "image" for factor in factors):
         lines.append(f"image {' → '.join((digest or 'none')[:19] for digest in digests)}, under one name")
     return tuple(lines)
+
+
+def _surroundings(record: RunRecord) -> dict[str, str]:
+    """Of how a run was started, what is no factor and counts: the site's part of it, and what the container sees."""
+    test, plan = record.spec.test, record.plan
+    words = dict(itertools.pairwise(plan.argv))
+    options = (one for one in plan.sbatch_args if one not in test.sbatch_args and not one.startswith(_ON_NODES))
+    known = {
+        **{name: words.get(flag) for flag, name in _FLAGS.items()},
+        "the site's options of sbatch": " ".join(options),
+        "init_submodules": test.megatron_bridge.init_submodules,
+    }
+    return {name: neutral("none" if value in (None, "") else value, record) for name, value in known.items()}
 
 
 def weights_of(factors: Sequence[Factor]) -> tuple[float, ...]:

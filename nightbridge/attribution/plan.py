@@ -67,7 +67,7 @@ class AttributionPlan(Question, StoredModel):
     bad: str = Field(description="Prefix of the first bad run.")
     factors: tuple[Factor, ...]
     same_nodes: bool = Field(False, description="Whether pairs on the same nodes have shown the change.")
-    rest: tuple[str, ...] = Field((), description="What changed as well and cannot be exchanged.")
+    rest: tuple[str, ...] = Field((), description="What changed as well and is not exchanged.")
     budget: float | None = None
 
     @property

@@ -154,6 +154,32 @@ def test_what_cannot_be_exchanged_is_said() -> None:
     assert not_exchanged(before, after, ()) == ("driver 550 → 560",)
 
 
+def test_what_is_not_exchanged_of_how_a_run_was_started_is_said() -> None:
+    before = record(argv=("-p", "fast", "-cm", "/data:/data"))
+    repos = (GitRepo(url=BRIDGE_URL, init_submodules=True),)
+    after = record(argv=("-p", "slow", "-cm", "/data:/data,/lib:/lib"), git_repos=repos, sbatch_args=("--comment=x",))
+    options = ("--comment=x", "--exclude=node3", "--cpu-freq=low")
+    after = after.model_copy(update={"plan": after.plan.model_copy(update={"sbatch_args": options})})
+
+    assert not_exchanged(before, after, ()) == (
+        "init_submodules False → True",
+        "mounts /data:/data → /data:/data,/lib:/lib",
+        "partition fast → slow",
+        "the site's options of sbatch none → --cpu-freq=low",
+    )
+
+
+def test_where_each_run_only_has_its_own_folder_and_checkout_mounted_nothing_changed() -> None:
+    nights = [record(night=f"2026-11-{day}", commit=commit) for day, commit in ((20, GOOD), (21, BAD))]
+    mounted = [(made, f"{made.plan.attempt_dir}/x:/x,{made.checkout.megatron_bridge.path}:/opt/x") for made in nights]
+    before, after = (
+        made.model_copy(update={"plan": made.plan.model_copy(update={"argv": ("python", "-cm", mounts)})})
+        for made, mounts in mounted
+    )
+
+    assert not_exchanged(before, after, ()) == ()
+
+
 # --- the run of a design ---------------------------------------------------------------------------------------------
 
 
