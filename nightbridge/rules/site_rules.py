@@ -175,7 +175,7 @@ def _partition(run: RuleContext) -> Iterator[str]:
     """Slurm would refuse the job."""
     limits = run.limits
     if limits is not None and limits.partition and limits.partitions and limits.partition not in limits.partitions:
-        yield f"the cluster has no partition {limits.partition!r}; it has {', '.join(limits.partitions)}"
+        yield f"the cluster has no partition {limits.partition!r}; name {' or '.join(limits.partitions)} in the site"
 
 
 @rule("account-allowed", _SLURM, (), needs="limits")

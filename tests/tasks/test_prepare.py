@@ -1,13 +1,14 @@
 """Where an image is imported, and what is refused before that."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
 
 from nightbridge.errors import InvalidInput
 from nightbridge.images.on_node import NodeImporter
-from nightbridge.models import ClusterSettings, ImageImport, Site
+from nightbridge.models import ClusterLimits, ClusterSettings, ImageImport, Site
 from nightbridge.slurm.attempt_files import declare_intent, open_attempt
 from nightbridge.tasks.prepare import _importer, container, prepare
 from tests.builders import make_spec, record_submission
@@ -77,3 +78,19 @@ def test_a_run_whose_job_is_in_slurm_goes_on_when_its_image_file_was_removed(tmp
     open_attempt(tmp_path, run.run_key, site.cluster, 2)
     with pytest.raises(InvalidInput, match="no such image file"):
         container.fn(run, site)
+
+
+def test_a_run_whose_partition_is_gone_goes_on_with_its_job_and_is_refused_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = ClusterLimits(partition="h100", partitions=("h200", "b200"))
+    monkeypatch.setattr("nightbridge.tasks.prepare.cluster_of", lambda site: SimpleNamespace(limits=lambda: gone))
+    site, run = Site(workspace=tmp_path), make_spec(cmd_args={"max_steps": 5})
+    attempt = open_attempt(tmp_path, run.run_key, site.cluster)
+
+    with pytest.raises(InvalidInput) as refused:
+        prepare.fn(run, site)
+    assert "the cluster has no partition 'h100'; name h200 or b200 in the site" in str(refused.value)
+
+    record_submission(attempt.attempt_dir, attempt.name, 1)
+    assert prepare.fn(run, site) == gone
