@@ -303,12 +303,12 @@ def sentence(result: AttributionResult) -> str:
     cause, plan = result.cause, result.plan
     sure = format_percent(math.floor(1000 * min(result.probability, 0.999)) / 1000)
     cost = f"{format_count(result.run_count, 'run')}, {result.gpu_hours:.3g} GPU-hours"
+    rest = f"; changed as well: {', '.join(plan.rest)}" if plan.rest else ""
     match cause.kind:
         case "already_bad":
-            rest = f"; changed as well: {', '.join(plan.rest)}" if plan.rest else ""
             answer = f"nothing that was exchanged: the good point is as bad today, the cluster changed, {sure}{rest}"
         case "still_good":
-            answer = f"nothing that changed: the bad point is as good as before today, it has passed, {sure}"
+            answer = f"nothing that changed: the bad point is as good as before today, it has passed, {sure}{rest}"
         case "indistinct":
             answer = f"one of {', '.join(_names(result))}, {sure}; no run that starts tells them apart"
         case "undecided":

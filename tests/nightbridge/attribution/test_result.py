@@ -128,13 +128,14 @@ def test_where_no_run_has_started_nothing_is_called_likely() -> None:
     assert sentence(evaluate(ATTRIBUTION_PLAN, lost)).startswith("undecided, for none of its runs has said anything; ")
 
 
-def test_what_changed_and_was_not_exchanged_is_named_where_the_cluster_did_it() -> None:
+@pytest.mark.parametrize("value", [1.08, 1.0])
+def test_what_changed_and_was_not_exchanged_is_named_where_no_factor_did_it(value: float) -> None:
     plan = ATTRIBUTION_PLAN.model_copy(update={"rest": ("driver 550 → 560",)})
     runs = [
-        exchange_run((side,) * 4, 1.08, number) for number, side in enumerate((True, False, True, False, False, False))
+        exchange_run((side,) * 4, value, number) for number, side in enumerate((True, False, True, False, False, False))
     ]
 
-    assert "driver 550 → 560" in sentence(evaluate(plan, runs))
+    assert "changed as well: driver 550 → 560" in sentence(evaluate(plan, runs))
 
 
 def test_the_lines_have_every_factor_and_every_run() -> None:
