@@ -133,10 +133,12 @@ def next_command(verdict: Verdict) -> str:
     """What to type after a verdict, as a shell takes it; empty where there is nothing to do."""
     run = shlex.quote(f"{verdict.test_id}@{verdict.night}")
     match verdict.status:
-        case VerdictStatus.REGRESSED | VerdictStatus.UNSTABLE:
+        case VerdictStatus.REGRESSED:
             found = verdict.suspects
             code_only = found and found.repositories and not found.configuration and not found.environment
             return f"nightbridge {'bisect' if code_only else 'attribute'} {shlex.quote(verdict.test_id)}"
+        case VerdictStatus.UNSTABLE:  # no level to search the beginning of
+            return f"nightbridge history {shlex.quote(verdict.test_id)}"
         case VerdictStatus.SUSPICIOUS:
             return f'nightbridge accept {run} --as baseline --why "..."'
         case VerdictStatus.FAILED | VerdictStatus.SHORT | VerdictStatus.INFRASTRUCTURE:

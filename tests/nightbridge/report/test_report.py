@@ -776,6 +776,7 @@ def test_a_bad_verdict_ends_with_the_suspect_and_the_next_command() -> None:
     [
         (VerdictStatus.FAILED, "nightbridge logs --errors a@n2"),
         (VerdictStatus.CANCELLED, "nightbridge run FILE --night n2 --new-attempt"),
+        (VerdictStatus.UNSTABLE, "nightbridge history a"),
         (VerdictStatus.PASSED, ""),
     ],
 )
