@@ -221,7 +221,8 @@ def standing(verdict: Verdict, nights: Sequence[Night], decisions: Sequence[Deci
         nights: Oldest first and judged, tonight itself last.
         decisions: Users': what is bad beside an accepted level is new.
     """
-    judged = [night.own for night in nights[:-1] if night.own.verdict not in WITHOUT_RESULT]
+    known = (_same_run(night, nights[-1].own) for night in nights[:-1])
+    judged = [row for row in known if row.verdict not in WITHOUT_RESULT]
     before = judged[-1].verdict if judged else None
     if not EXIT_CODES[verdict.status]:
         if before and EXIT_CODES[before]:
@@ -240,13 +241,19 @@ def standing(verdict: Verdict, nights: Sequence[Night], decisions: Sequence[Deci
     if verdict.status in WITHOUT_RESULT or not same:
         return Standing("new", verdict.night)
     # Up to 0.2 a row named nothing where golden values alone said that it is worse.
-    known = judged[-1].worse or {GOLDEN: 0.0}
+    last = judged[-1].worse or {GOLDEN: 0.0}
     thresholds = {item.metric: item.threshold for item in verdict.comparisons}
     worse = regressed and any(
-        name not in known or abs(change) > abs(known[name]) + thresholds.get(name, 0.0)
+        name not in last or abs(change) > abs(last[name]) + thresholds.get(name, 0.0)
         for name, change in verdict.worse.items()
     )
     return Standing("worse" if worse else "standing", same[-1].night)
+
+
+def _same_run(night: Night, own: HistoryRow) -> HistoryRow:
+    """Of the runs that a test has each night the one of the same number; the night's own where it had fewer."""
+    same = (run for run in night.runs if run.repeat == 0 and run.iteration == own.iteration)
+    return next(same, night.own)
 
 
 def _fault(row: HistoryRow) -> tuple[object, ...]:

@@ -177,6 +177,24 @@ def test_golden_values_of_a_row_that_did_not_name_them_stand() -> None:
     assert (verdict.news, verdict.since) == ("standing", "2026-11-09")
 
 
+def test_the_runs_that_a_test_has_each_night_have_their_own_news() -> None:
+    rows: list[HistoryRow] = []
+    found = []
+    for day, second in enumerate([GOOD] * 8 + [SLOW, SLOW, GOOD], start=1):
+        tonight = []
+        for iteration, level in ((1, GOOD), (2, second)):
+            record = make_record(make_summary([level] * 50, tflops=700.0 / level), f"2026-11-{day:02}")
+            record = record.model_copy(update={"spec": record.spec.model_copy(update={"iteration": iteration})})
+            verdict = compare(record, rows)
+            tonight.append(row_of(record, verdict))
+            found.append((verdict.news, verdict.since))
+        rows += tonight
+
+    of_the_first, of_the_second = found[16::2], found[17::2]
+    assert of_the_first == [("", "")] * 3
+    assert of_the_second == [("new", "2026-11-09"), ("standing", "2026-11-09"), ("over", "")]
+
+
 def test_what_stands_says_since_when() -> None:
     verdicts = nights(SLOW, SLOW, AWAY, SLOWER, GOOD)
 
