@@ -287,8 +287,8 @@ def reference_result(store: ObjectStore, record: RunRecord) -> ReferenceResult |
 def comparable_losses(
     own: HistoryRow, history: Sequence[HistoryRow], decisions: Sequence[Decision]
 ) -> list[HistoryRow]:
-    """The runs of earlier nights that a run's losses may be compared with, oldest first."""
-    return [
+    """The runs of earlier nights that a run's losses may be compared with, oldest first: one of each night."""
+    good = [
         row
         for row in sorted(history, key=lambda row: (row.order, row.harvested_at))
         if is_of_earlier_night(row, own)
@@ -298,6 +298,8 @@ def comparable_losses(
         and not is_left_out(decisions, "loss_curve", row.night, row.verdict)
         and not passed_by_ended(decisions, "loss_curve", row.night)
     ]
+    # What runs of one night have in common, or not, says little of how far nights are apart.
+    return [*{row.night: row for row in good}.values()]
 
 
 def nightly_parity(

@@ -271,6 +271,16 @@ def test_four_nights_prove_nothing(nights: Nights) -> None:
     assert nights.night(OTHER).exit_code == 0
 
 
+def test_the_runs_that_a_test_has_each_night_are_one_night(nights: Nights) -> None:
+    for _ in range(5):
+        verdict = nights.night(OTHER if nights.count == 4 else USUAL)
+        own = nights.rows[-1]
+        nights.rows += [own.model_copy(update={"iteration": run, "run_key": f"{own.run_key}-{run}"}) for run in (2, 3)]
+
+    assert verdict.exit_code == 0
+    assert "bit for bit" not in " ".join(verdict.reasons)
+
+
 def test_losses_that_are_gone_from_the_store_are_not_named(found: Nights) -> None:
     for row in found.rows:
         found.store.delete(f"{row.prefix}/metrics.parquet")
