@@ -194,11 +194,18 @@ def _mark_used(sidecar: Path, record: ImageRecord) -> None:
     try:
         os.utime(sidecar)
     except PermissionError:
-        # It is a note alone. In a sticky folder each file stays its owner's.
-        with suppress(OSError, NightbridgeError):
-            mode = sidecar.stat().st_mode & 0o777
-            write_model(sidecar, record)
-            sidecar.chmod(mode)  # this user's umask may be closer than that of the others
+        _note(sidecar, record)
+
+
+def _note(sidecar: Path, record: ImageRecord) -> None:
+    """Write a sidecar anew where that is possible; nothing depends on it.
+
+    In a sticky folder each file stays its owner's.
+    """
+    with suppress(OSError, NightbridgeError):
+        mode = sidecar.stat().st_mode & 0o777
+        write_model(sidecar, record)
+        sidecar.chmod(mode)  # this user's umask may be closer than that of the others
 
 
 def _check_import(path: Path, tool: str, reference: ImageReference) -> None:
@@ -226,7 +233,7 @@ def _record(path: Path, *, reference: str, digest: str | None, tool: str) -> Ima
 def _valid_record(sidecar: Path, path: Path) -> ImageRecord | None:
     """The record of an image file that is still the one it was made of; else None.
 
-    A file of the same size and time is taken for the same; of another time it is read again.
+    A file of the same size and time is taken for the same; of another time, as after a copy, it is read again, once.
 
     Raises:
         PermanentError: It is another user's, who does not let us read it.
@@ -245,8 +252,11 @@ def _valid_record(sidecar: Path, path: Path) -> ImageRecord | None:
         ) from error
     if status.st_size != record.size:
         return None
-    if status.st_mtime_ns != record.mtime_ns and sha256_of(path) != record.sha256:
-        return None
+    if status.st_mtime_ns != record.mtime_ns:
+        if sha256_of(path) != record.sha256:
+            return None
+        record = record.model_copy(update={"mtime_ns": status.st_mtime_ns})
+        _note(sidecar, record)
     return record
 
 

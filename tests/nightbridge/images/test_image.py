@@ -74,6 +74,26 @@ def test_a_local_image_is_read_again_only_when_it_changed(site: Site, tmp_path: 
     assert pull_image(make_image_spec(str(path)), site).sha256 == sha256_of(path) != first.sha256
 
 
+def test_an_image_of_another_date_is_read_once_more_and_not_by_each_run(
+    site: Site, tmp_path: Path, tiny_image: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "nemo.sqsh"
+    path.write_bytes(tiny_image)
+    first = pull_image(make_image_spec(str(path)), site)
+    read: list[Path] = []
+
+    def reading(path: Path) -> str:
+        read.append(path)
+        return sha256_of(path)
+
+    monkeypatch.setattr("nightbridge.images.image.sha256_of", reading)
+
+    os.utime(path, (1000, 1000))
+    assert [pull_image(make_image_spec(str(path)), site) for _ in range(3)] == [first] * 3
+
+    assert read == [path]
+
+
 def test_a_local_file_that_is_missing_or_no_image_is_refused(site: Site, tmp_path: Path) -> None:
     (tmp_path / "text.sqsh").write_text("hello")
 
