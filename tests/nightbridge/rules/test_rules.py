@@ -666,7 +666,7 @@ def test_images_are_accepted_in_every_form_that_people_write(image: str) -> None
 @pytest.mark.parametrize(
     ("rule", "limits", "expected"),
     [
-        ("partition-exists", {"partition": "bach", "partitions": ("batch",)}, "no partition 'bach'; it has batch"),
+        ("partition-exists", {"partition": "bach", "partitions": ("batch",)}, "no partition 'bach'; name batch"),
         ("account-allowed", {"account": "me", "accounts": ("llm", "perf")}, "these may: llm, perf"),
         ("resources-exist", {"gres": ("gpu",)}, "no resource 'shard', but gpu"),
         ("resources-exist", {"gres": ()}, "none at all"),
