@@ -45,6 +45,7 @@ from nightbridge.slurm.attempt_files import (
     ATTEMPT_FILE,
     AttemptContext,
     Submission,
+    claiming_submission,
     current_attempt,
     open_attempt,
     read_attempt,
@@ -449,7 +450,7 @@ def _newest_job(run_key: str, workspace: Path) -> tuple[Submission | None, Job |
     attempts = attempts_of(run_key, workspace)
     if not attempts:
         return None, None
-    return read_submission(attempts[-1].attempt_dir), read_ended(attempts[-1].attempt_dir)
+    return claiming_submission(attempts[-1].attempt_dir), read_ended(attempts[-1].attempt_dir)
 
 
 def _check_end(run: RunSpec, dependency: RunDependency, what: str, *, good: bool = False) -> None:

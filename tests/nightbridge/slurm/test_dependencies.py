@@ -69,6 +69,15 @@ def test_live_jobs_become_one_option(tmp_path: Path) -> None:
     )
 
 
+def test_of_two_jobs_of_an_attempt_the_one_that_claimed_it_is_waited_for(tmp_path: Path) -> None:
+    attempt = submitted(tmp_path, "good", 13)
+    (attempt.attempt_dir / "claim").write_text("12 0 node1 77\n")
+
+    assert dependency_options(after(("start_post_success", "good", ("good",))), tmp_path, lambda _: True) == (
+        "--dependency=afterok:12",
+    )
+
+
 def test_a_job_that_is_still_to_be_submitted_is_waited_for(tmp_path: Path) -> None:
     opened(tmp_path, "base")
     for run_key in ("base", "not even opened"):
