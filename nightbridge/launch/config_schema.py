@@ -232,6 +232,21 @@ def hydra_value(text: str) -> Any:
     return float(text.replace("_", "")) if _NUMBER.fullmatch(text) else text
 
 
+_PLAIN = r"-\w/\\+.$%*@?|: "
+# Text in quotes is refused for the way to the job, with its own reason.
+_READABLE = re.compile(
+    rf"['\"].*|[{_PLAIN}]*|[\[{{][{_PLAIN},\[\]{{}}]*|(?:int|float|str|bool)\([{_PLAIN}]*\)", re.ASCII
+)
+"""Values that Hydra's parser takes: texts and numbers, lists and tables of such, casts. A comma makes a sweep."""
+
+
+def unreadable(value: str) -> str | None:
+    """What in the value of an override Hydra's parser stumbles over; None where it takes the value."""
+    if _READABLE.fullmatch(value):
+        return None
+    return next((letter for letter in value if not re.fullmatch(rf"[{_PLAIN}]", letter, re.ASCII)), value)
+
+
 _RELEASED = Path(__file__).parent / "config_schemas"
 
 

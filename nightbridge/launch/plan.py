@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nightbridge.errors import InvalidInput
+from nightbridge.launch.config_schema import hydra_value, unreadable
 from nightbridge.launch.flags import (
     FLAGS,
     FORMATS,
@@ -65,6 +66,14 @@ _LOGGING: Mapping[str, str] = {
     "logger.log_throughput_to_tensorboard": "true",
     "logger.log_memory_to_tensorboard": "true",
 }
+
+WANDB: Mapping[str, str] = {
+    "wandb_project_name": "logger.wandb_project",
+    "wandb_experiment_name": "logger.wandb_exp_name",
+    "wandb_entity_name": "logger.wandb_entity",
+    "wandb_save_dir": "logger.wandb_save_dir",
+}
+"""Keys of `[cmd_args]`, each with the override that does the same."""
 
 PLACEHOLDER = Path("/placeholder")
 """Root of paths that do not exist before the first stages have run."""
@@ -126,7 +135,7 @@ def make_plan(
         "detach": True,
         "packager": "none" if "--packager" in known else "",
     }
-    hydra = [_override(key, value) for key, value in _overrides(spec, folder).items()]
+    hydra = [_override(key, value) for key, value in _overrides(test, values, folder).items()]
     _check_workspace(image, attempt_dir)
     return LaunchPlan(
         run_key=spec.run_key,
@@ -222,12 +231,26 @@ def _mounts(test: TestDefinition, bridge: Path) -> tuple[str, ...]:
     return (*test.extra_container_mounts, *((f"{bridge}:{mount_as}",) if mount_as else ()))
 
 
-def _overrides(spec: RunSpec, folder: Path | None) -> dict[str, str]:
-    """The Hydra overrides: TensorBoard switched on unless the test switches it off, then the test's own."""
-    given = spec.test.extra_cmd_args
+def _overrides(test: TestDefinition, values: Mapping[str, Any], folder: Path | None) -> dict[str, str]:
+    """The Hydra overrides: TensorBoard and W&B switched on unless the test switches them off, then the test's own."""
+    given = test.extra_cmd_args
     taken = {key.lstrip("+~") for key in given}
-    added = {"logger.tensorboard_dir": f"{folder or JOB_FOLDER}/tb_logs", **_LOGGING}
+    output = folder or JOB_FOLDER
+    added = {"logger.tensorboard_dir": f"{output}/tb_logs", **_LOGGING, **_wandb(test, values, f"{output}/wandb")}
     return {key: value for key, value in added.items() if key not in taken} | dict(given)
+
+
+def _wandb(test: TestDefinition, values: Mapping[str, Any], folder: str) -> dict[str, str]:
+    """W&B's names as overrides: a performance recipe takes its flags only beside a key, and that is in no argv."""
+    given = {field: str(values[field]) for field in WANDB if values.get(field)}
+    # A name such as 2026 is a number to Hydra.
+    texts = {field: name if isinstance(hydra_value(name), str) else f"str({name})" for field, name in given.items()}
+    named = {"wandb_save_dir": folder, **texts}
+    is_whole = "wandb_project_name" in named and "wandb_experiment_name" in named
+    is_read = is_whole and not any(map(unreadable, named.values()))
+    if "WANDB_API_KEY" not in test.secrets or test.cmd_args.get("use_recipes") or not is_read:
+        return {}
+    return {WANDB[field]: named[field] for field in WANDB if field in named}
 
 
 def _output_arguments(spec: RunSpec, folder: Path | None, attempt_name: str) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
-from nightbridge.launch.config_schema import ConfigSchema
+from nightbridge.launch.config_schema import ConfigSchema, unreadable
 from nightbridge.launch.flags import RELEASES, SPELLINGS, V0_4_0, V0_6_0, Flag, text_of, version_of_ref
 from nightbridge.launch.parser_source import launcher_of
-from nightbridge.launch.plan import RECIPE_STEPS, unknown_flags, unsafe_values, wrong_choices
+from nightbridge.launch.plan import RECIPE_STEPS, WANDB, unknown_flags, unsafe_values, wrong_choices
 from nightbridge.launch.resources import oversized_checkpoint, parameters_of, resumed_from, trains_adapters
 from nightbridge.launch.shipped import pinned_recipes, released_recipes
 from nightbridge.models import HarvestPolicy, TestDefinition
@@ -188,12 +188,6 @@ _TRANSFORMER = frozenset(
 )
 
 
-_PLAIN = r"-\w/\\+.$%*@?|: "
-# Text in quotes is refused for the way to the job, with its own reason.
-_VALUE = re.compile(rf"['\"].*|[{_PLAIN}]*|[\[{{][{_PLAIN},\[\]{{}}]*|(?:int|float|str|bool)\([{_PLAIN}]*\)", re.ASCII)
-"""Values that Hydra's parser takes: texts and numbers, lists and tables of such, casts. A comma makes a sweep."""
-
-
 @rule("override-grammar", _HYDRA, ("extra_cmd_args",))
 def _grammar(run: RuleContext) -> Iterator[str]:
     """Hydra refuses other forms when the job starts."""
@@ -202,8 +196,7 @@ def _grammar(run: RuleContext) -> Iterator[str]:
             yield f"extra_cmd_args: {key!r} is not an override; write a.b, +a.b or ~a.b"
         elif value == "":
             yield f'extra_cmd_args: {key!r} has no value, which only ~{key} allows; write one, such as "null"'
-        elif value is not None and not _VALUE.fullmatch(value):
-            odd = next((letter for letter in value if not re.fullmatch(rf"[{_PLAIN}]", letter, re.ASCII)), value)
+        elif value is not None and (odd := unreadable(value)):
             yield f"extra_cmd_args: {key!r}: Hydra cannot read {value!r}, for {odd!r} in it; write a list as [a,b]"
 
 
@@ -224,12 +217,15 @@ def _moved(run: RuleContext) -> Iterator[str]:
             yield f"extra_cmd_args: {key!r} is model.transformer.{field} in most recipes of this version; check which"
 
 
-@rule("wandb-together", _RECIPES_AND_LOGGING, cmd_args("wandb_project_name wandb_experiment_name"), "warning")
+@rule("wandb-together", _RECIPES_AND_LOGGING, cmd_args(*WANDB, "use_recipes"), "warning")
 def _wandb(run: RuleContext) -> Iterator[str]:
     """Megatron-Bridge logs to W&B only where project and experiment are both named."""
     named = [field for field in ("wandb_project_name", "wandb_experiment_name") if run.args.get(field)]
     if "WANDB_API_KEY" in run.test.secrets and len(named) < 2:
         yield "a W&B key is given, and runs are logged only with both wandb_project_name and wandb_experiment_name"
+    for field in WANDB if "WANDB_API_KEY" in run.test.secrets and not run.args.get("use_recipes") else ():
+        if odd := unreadable(str(run.args.get(field, ""))):
+            yield f"cmd_args.{field} has {odd!r}, which Hydra cannot read, so no run is logged to W&B; take it out"
 
 
 _PERF_RECIPES = "Megatron-Bridge: src/megatron/bridge/perf_recipes at the pinned commit"

@@ -303,6 +303,27 @@ def test_a_folder_that_the_test_names_gets_the_attempt_so_that_no_night_resumes_
     assert made.checkpoint_dir == Path(f"/lustre/ckpt/{run.run_key}-a2")
 
 
+def test_a_key_of_wandb_that_is_in_no_argv_logs_to_the_project_nevertheless(plan: Planner) -> None:
+    names = {"wandb_project_name": "p", "wandb_experiment_name": "e", "wandb_entity_name": "o"}
+    key = {"WANDB_API_KEY": SecretRef(source="env", name="WANDB_API_KEY")}
+
+    def of_wandb(args: dict[str, Any], **fields: Any) -> list[str]:
+        return [word for word in plan(spec(args, **fields)).argv if word.startswith("logger.wandb")]
+
+    assert of_wandb(names, secrets=key) == [
+        "logger.wandb_project=p",
+        "logger.wandb_exp_name=e",
+        "logger.wandb_entity=o",
+        "logger.wandb_save_dir=/nemo_run/wandb",
+    ]
+    assert of_wandb(names, secrets=key, extra_cmd_args={"logger.wandb_exp_name": "x"})[-1] == "logger.wandb_exp_name=x"
+    assert of_wandb({**names, "wandb_project_name": "2026"}, secrets=key)[0] == r"logger.wandb_project=str\(2026\)"
+    assert of_wandb(names) == []
+    assert of_wandb({"wandb_project_name": "p"}, secrets=key) == []
+    assert of_wandb({**names, "use_recipes": True}, secrets=key) == []
+    assert of_wandb({**names, "wandb_project_name": "a=b"}, secrets=key) == []
+
+
 def test_the_persons_own_overrides_win_and_come_last(plan: Planner) -> None:
     made = plan(spec(extra_cmd_args={"logger.tensorboard_dir": "/nemo_run/tb", "model.x": "[0,3]", "~model.y": ""}))
 

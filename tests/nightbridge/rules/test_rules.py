@@ -284,6 +284,12 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"secrets": {"WANDB_API_KEY": SecretRef(source="env", name="WANDB_API_KEY")}},
         "both wandb_project_name and wandb_experiment_name",
     ),
+    (
+        "wandb-together",
+        {"wandb_project_name": "p", "wandb_experiment_name": "a=b"},
+        {"secrets": {"WANDB_API_KEY": SecretRef(source="env", name="WANDB_API_KEY")}},
+        "cmd_args.wandb_experiment_name has '=', which Hydra cannot read",
+    ),
 ]
 
 
