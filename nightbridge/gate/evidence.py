@@ -63,6 +63,8 @@ CanarySeries = dict[tuple[str, str, str, str], str]
 DATA_RULES = frozenset({"metrics", "steps", "grad norm", "loss"})
 """Rules about whether the data are there and finite."""
 
+SPEED_RULES = frozenset({"performance", "slow steps"})
+
 MAX_SERIES = 20
 """Of a test, the series that are looked at for the one before; a sweep has one for each point."""
 
@@ -200,6 +202,7 @@ def golden_result(store: ObjectStore, record: RunRecord) -> ReferenceResult | No
         as_good=not failed - DATA_RULES,
         reasons=tuple(f"golden values, {check.rule}: {check.message}" for check in found.failures),
         values=golden_levels(golden, record.summary),
+        only_slower=bool(failed) and failed <= SPEED_RULES,
     )
 
 
@@ -416,4 +419,5 @@ def joined(one: ReferenceResult | None, other: ReferenceResult | None) -> Refere
         reasons=(*one.reasons, *other.reasons),
         values={**other.values, **one.values},
         run_key=one.run_key or other.run_key,
+        only_slower=all(each.as_good or each.only_slower for each in (one, other)),
     )

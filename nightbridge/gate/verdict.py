@@ -56,6 +56,7 @@ from nightbridge.history.rows import HistoryRow, gpu_hours, measured, row_of
 from nightbridge.launch.resources import resumed_from
 from nightbridge.models import (
     EXIT_CODES,
+    GOLDEN,
     NO_VALUE,
     Comparison,
     ComparisonStatus,
@@ -219,6 +220,7 @@ def _verdict(
         status = _status_of(results, golden)
         reasons = _comparison_reasons(results) + _slow_steps(record, results) + (golden.reasons if golden else ())
         worse = {result.comparison.metric for result in results if result.comparison.status == "regressed"}
+        worse |= {GOLDEN} if golden and not (golden.as_good or golden.only_slower) else set()
         if tonight and status in MAY_BE_MODES and (modes := slow_mode(tonight, worse)):
             status, reasons = VerdictStatus.UNSTABLE, (modes, *reasons)
         if tonight:

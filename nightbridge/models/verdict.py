@@ -244,6 +244,7 @@ class ReferenceResult(NamedTuple):
     """What golden values or a reference run say: whether the data are whole, whether they are as good, and why not.
 
     `values`: what the golden run measured, by metric and in its unit. `run_key`: that of the stored run that was used.
+    `only_slower`: whether nothing but its speed is not as good.
     """
 
     whole: bool
@@ -251,6 +252,7 @@ class ReferenceResult(NamedTuple):
     reasons: tuple[str, ...] = ()
     values: Mapping[MetricName, float] = {}
     run_key: str | None = None
+    only_slower: bool = False
 
 
 class SweepPoint(Model):

@@ -105,6 +105,31 @@ def test_what_passes_there_does_not_pass_here(judge: Judge, log: str, status: Ve
     assert rule in " | ".join(verdict.reasons)
 
 
+@pytest.mark.parametrize(
+    ("log", "only_slower"),
+    [
+        (log_of(), False),
+        (log_of(tflops=[600.0] * STEPS), True),
+        (log_of(tflops=[600.0] * STEPS, bias=0.2), False),
+    ],
+    ids=["as good", "slower", "slower, with other losses"],
+)
+def test_what_is_only_slower_is_told_from_other_losses(
+    tmp_path: Path,
+    store: DirectoryStore,
+    make_record: Callable[..., RunRecord],
+    judge: Judge,
+    log: str,
+    only_slower: bool,
+) -> None:
+    judge(log)
+
+    answer = golden_result(store, make_record(gate=GatePolicy(golden=str(tmp_path / "golden.json"))))
+
+    assert answer is not None
+    assert answer.only_slower is only_slower
+
+
 def test_values_are_paired_by_step_and_not_by_position(judge: Judge) -> None:
     golden = {key: value for key, value in BRIDGE.items() if key not in ("0", "1", "2", "3", "4")}
 

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.verdict import compare
 from nightbridge.history.noise import find_modes
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import Verdict, VerdictStatus
+from nightbridge.models import ReferenceResult, Verdict, VerdictStatus
 from tests.builders import make_record, make_summary
 
 GOOD = 0.003
@@ -82,14 +83,16 @@ def test_few_nights_and_a_mode_of_long_ago_are_none() -> None:
 # --- through the gate --------------------------------------------------------------------------------------------------
 
 
-def judge_nights(values: list[float]) -> list[Verdict]:
+def judge_nights(values: list[float], golden: ReferenceResult | None = None) -> list[Verdict]:
+    """The verdicts of nights with these step times; `golden`: what golden values say of the last one."""
     rows: list[HistoryRow] = []
     verdicts = []
     for number, value in enumerate(values):
         month, day = divmod(number, 28)
         summary = make_summary([value] * 50, tflops=700.0 / value)
         record = make_record(summary, f"2026-{month + 5:02}-{day + 1:02}")
-        verdicts.append(compare(record, rows))
+        is_last = number + 1 == len(values)
+        verdicts.append(compare(record, rows, Evidence(golden=golden if is_last else None)))
         rows.append(row_of(record, verdicts[-1]))
     return verdicts
 
@@ -102,6 +105,20 @@ def test_a_test_with_two_speeds_is_unstable_whatever_tonight_was_and_nobody_is_b
     reason = verdicts[-1].reasons[0]
     assert "of 1 run in the slow mode, 1.1" in reason
     assert reason.endswith("of the last nights: no commit is to blame until that share changes")
+
+
+@pytest.mark.parametrize(
+    ("only_slower", "expected"),
+    [(False, (VerdictStatus.REGRESSED, "new")), (True, (VerdictStatus.UNSTABLE, "standing"))],
+)
+def test_two_speeds_excuse_no_losses_that_leave_golden_values(
+    only_slower: bool, expected: tuple[VerdictStatus, str]
+) -> None:
+    golden = ReferenceResult(whole=True, as_good=False, reasons=("golden values",), only_slower=only_slower)
+
+    verdict = judge_nights(two_speeds(50, 0.4, seed=4, sigma=GOOD), golden)[-1]
+
+    assert (verdict.status, verdict.news) == expected
 
 
 def test_what_is_slower_than_the_slow_mode_is_regressed() -> None:
