@@ -15,7 +15,14 @@ from nightbridge.errors import InvalidInput
 from nightbridge.launch.flags import HEAD, Choices, expands
 from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, PASSED, Grids, grids_of, option_of_field
 from nightbridge.launch.parser_source import Option, ProgramParser, flags_in, newest_parser, read_parser
-from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus, site_options, time_limit_seconds
+from nightbridge.launch.resources import (
+    gpus_per_node,
+    nodes_for,
+    num_gpus,
+    site_options,
+    time_limit_seconds,
+    variables_of,
+)
 from nightbridge.models import (
     LAUNCHER_HOME,
     ClusterLimits,
@@ -124,11 +131,12 @@ def hetero_plan(
     processes = per_node if nodes > 1 else num_gpus(test)
     job = attempt_dir / LAUNCHER_HOME / "experiments" / JOB
     output = attempt_dir / "output"
+    given = variables_of(test, site.cluster)
     mounted = str(code.path) if image.kind == "none" else (test.megatron_bridge.mount_as or str(code.path))
     script = _batch_script(
         directives=_directives(test, site, limits, nodes, per_node, job),
-        variables=_variables(test, mounted),
-        expanded={name for name, value in test.extra_env_vars.items() if expands(value)},
+        variables=_variables(given, mounted),
+        expanded={name for name, value in given.items() if expands(value)},
         srun_options=_srun_options(test, code.path, mounted, image, attempt_dir),
         torchrun=(*_torchrun(test, image), f"--nnodes={nodes}", f"--nproc-per-node={processes}"),
         program=(program.path, *_program_words(spec, code, output, program)),
@@ -174,13 +182,13 @@ def _directives(
     yield "open-mode", "append"
 
 
-def _variables(test: TestDefinition, code: str) -> dict[str, str]:
+def _variables(given: Mapping[str, str], code: str) -> dict[str, str]:
     return {
         # Megatron's overlap of communication and computation relies on one hardware queue.
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": code,
-        **test.extra_env_vars,
+        **given,
     }
 
 

@@ -37,7 +37,15 @@ from nightbridge.launch.flags import (
 )
 from nightbridge.launch.hetero import hetero_plan
 from nightbridge.launch.parser_source import known_flags, launcher_of
-from nightbridge.launch.resources import clock, gpus_per_node, nodes_for, num_gpus, site_options, time_limit_seconds
+from nightbridge.launch.resources import (
+    clock,
+    gpus_per_node,
+    nodes_for,
+    num_gpus,
+    site_options,
+    time_limit_seconds,
+    variables_of,
+)
 from nightbridge.models import (
     LAUNCHER_HOME,
     Checkout,
@@ -275,7 +283,7 @@ def _output_arguments(spec: RunSpec, folder: Path | None, attempt_name: str) -> 
 
 def _variables(test: TestDefinition, cluster: ClusterSettings, known: KnownFlags) -> dict[str, list[str]]:
     """The cluster's and the test's variables, each carried whole: by -E where the launcher has it, else exported."""
-    variables = {**cluster.env_vars, **test.extra_env_vars}
+    variables = variables_of(test, cluster)
     if "HF_TOKEN" in test.secrets and not test.cmd_args.get("offline"):
         # The launcher's own -hf does this as well: a token is of no use to a library that stays offline.
         variables.setdefault("TRANSFORMERS_OFFLINE", "0")
@@ -323,7 +331,7 @@ def _check_workspace(image: Image, attempt_dir: Path) -> None:
 
 
 def _environment(test: TestDefinition, cluster: ClusterSettings, attempt_dir: Path) -> dict[str, str]:
-    variables = {**cluster.env_vars, **test.extra_env_vars}
+    variables = variables_of(test, cluster)
     runtime = {name: variables[name] for name in _CONTAINER_RUNTIME if name in variables}
     return {
         **runtime,

@@ -1,4 +1,4 @@
-"""How many GPUs, nodes, seconds and bytes of checkpoints a test needs, also at one point of its sweep.
+"""How many GPUs, nodes, seconds, bytes and which variables a test needs, also at one point of its sweep.
 
 Time limits are read as CloudAI reads them, and in the forms of sbatch(1) that it does not know.
 """
@@ -47,6 +47,12 @@ def gpus_per_node(
     if version < Version(0, 4):
         return _GPUS_PER_NODE_0_3
     return GPUS_PER_NODE.get(str(test.cmd_args.get("gpu_type", "")).lower())
+
+
+def variables_of(test: TestDefinition, cluster: ClusterSettings) -> dict[str, str]:
+    """The variables of a run: the cluster's, and the test's own, which win, also where these are secrets."""
+    variables = {**cluster.env_vars, **test.extra_env_vars}
+    return {name: value for name, value in variables.items() if name not in test.secrets}
 
 
 def nodes_for(gpus: int, per_node: int) -> int:

@@ -21,6 +21,7 @@ from nightbridge.models import (
     LaunchPlan,
     PinnedRepository,
     RunSpec,
+    SecretRef,
     Site,
     TestDefinition,
 )
@@ -167,6 +168,19 @@ def test_a_container_sees_the_code_and_the_attempt() -> None:
     assert mounts in (plan.batch_script or "")
     assert "--container-image=/placeholder/images/image.sqsh" in (plan.batch_script or "")
     assert f"--container-workdir={plan.cwd}" in (plan.batch_script or "")
+
+
+def test_the_clusters_variables_are_set_and_the_tests_own_win_secrets_too() -> None:
+    variables = {"NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "mlx5", "HF_TOKEN": "old", "CACHE": "${TMPDIR}/c"}
+    site = Site(cluster=SITE.cluster.model_copy(update={"env_vars": variables}))
+    secrets = {"HF_TOKEN": SecretRef(source="env", name="MINE")}
+    run = spec(extra_env_vars={"NCCL_DEBUG": "WARN"}, secrets=secrets)
+
+    script = placeholder_plan(run, site).batch_script or ""
+
+    assert 'export CACHE="${TMPDIR}/c"\n' in script
+    assert "export NCCL_DEBUG=WARN\nexport NCCL_IB_HCA=mlx5\n" in script
+    assert "HF_TOKEN" not in script
 
 
 def test_whatever_a_value_holds_arrives_as_it_was_written(tmp_path: Path) -> None:

@@ -163,6 +163,12 @@ def test_a_token_travels_as_a_reference_and_lets_the_libraries_go_online(plan: P
     assert "-hf" not in made.argv
 
 
+def test_a_secret_of_the_test_wins_over_a_variable_of_the_cluster(plan: Planner) -> None:
+    cluster = SLURM.model_copy(update={"env_vars": {"HF_TOKEN": "old", "NCCL_DEBUG": "INFO"}})
+    made = plan(spec(secrets={"HF_TOKEN": SecretRef(source="env", name="MINE")}), cluster=cluster)
+    assert [word for word in made.argv if "HF_TOKEN" in word or "NCCL" in word] == ["NCCL_DEBUG=INFO"]
+
+
 def test_options_of_cluster_and_test_reach_sbatch(plan: Planner) -> None:
     limits = {"qos": "high", "reservation": "r1", "segment": 4, "exclusive": True}
     cluster = SLURM.model_copy(update={**limits, "extra_sbatch_args": ("--comment=x",)})
