@@ -24,7 +24,7 @@ from nightbridge.attribution.axes import (
     weights_of,
 )
 from nightbridge.attribution.belief import Belief, Design
-from nightbridge.bisect.plan import BisectPlan, ListInner, SearchedRange, Step, short_name, steps_of
+from nightbridge.bisect.plan import BisectPlan, ListInner, SearchedRange, Step, searched_run, short_name, steps_of
 from nightbridge.bisect.shift import Question, SearchRequest, Shift, VerdictOf, moved_shift, requested_shift
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import Decision
@@ -259,7 +259,7 @@ def begin_designs(store: ObjectStore, plan: AttributionPlan, designs: Sequence[D
 
 def design_run(plan: AttributionPlan, bad: RunRecord, planned: PlannedRun) -> RunSpec:
     """The run of a design."""
-    run = exchanged_run(bad, plan.factors, planned.design)
+    run = searched_run(exchanged_run(bad, plan.factors, planned.design), plan)
     return run.model_copy(update={"night": plan.attribution_id, "repeat": planned.number})
 
 

@@ -20,6 +20,7 @@ from pydantic import Field
 
 from nightbridge.bisect.search import Measured, Search, prior_of_nights
 from nightbridge.bisect.shift import (
+    FAILURE,
     Question,
     SearchRequest,
     Shift,
@@ -259,8 +260,18 @@ def point_run(plan: BisectPlan, base: RunRecord, place: int, number: int) -> Run
 
     `base` is the bad night's own run; `number` counts the runs of the place from 1.
     """
-    again = run_at(base, plan.pins_at(place), plan.former_at(place))
+    again = searched_run(run_at(base, plan.pins_at(place), plan.former_at(place)), plan)
     return again.model_copy(update={"night": plan.bisect_id, "repeat": place * RUNS_OF_A_POINT + number})
+
+
+def searched_run(run: RunSpec, question: Question) -> RunSpec:
+    """A run of the bad night's as a search repeats it: by itself, and with nothing to fail by but what is searched.
+
+    The jobs that it depended on are over, and the files of its golden values may have been moved or replaced since.
+    """
+    held_to = {} if question.metric == FAILURE else {"golden": None, "reference": None}
+    test = run.test.model_copy(update={"gate": run.test.gate.model_copy(update=held_to)})
+    return run.model_copy(update={"test": test, "after": ()})
 
 
 def _key(bisect_id: str) -> str:

@@ -13,7 +13,17 @@ from nightbridge.bisect.shift import failure_of, requested_shift
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import Decision
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import GitRepo, JobState, JobStatus, RangeCommit, RunRecord, Summary, Verdict, VerdictStatus
+from nightbridge.models import (
+    GitRepo,
+    JobState,
+    JobStatus,
+    RangeCommit,
+    RunRecord,
+    Summary,
+    Verdict,
+    VerdictStatus,
+)
+from nightbridge.models.scenario import RunDependency
 from nightbridge.store.directory import DirectoryStore
 
 GOOD, BAD = "a" * 40, "e" * 40
@@ -472,6 +482,21 @@ def test_a_point_is_the_bad_nights_run_at_another_commit(
     assert run.test.cmd_args["container_image"] == f"nvcr.io/nvidia/nemo:26.08@sha256:{'d' * 64}"
     assert run.test.harvest.checkpoint == "none"
     assert run.night == plan.bisect_id
+
+
+@pytest.mark.parametrize(("metric", "golden"), [("step_time", None), ("failure", "golden.json")])
+def test_a_point_waits_for_no_other_run_and_only_a_failure_s_is_held_to_golden_values(
+    plan: BisectPlan, make_record: Callable[..., RunRecord], metric: str, golden: str | None
+) -> None:
+    base = make_record()
+    gate = base.spec.test.gate.model_copy(update={"golden": "golden.json", "reference": "llama"})
+    before = RunDependency(id="warm-up", type="start_post_success", run_keys=("warm-up-2026-11-17-0123456789",))
+    spec = base.spec.model_copy(update={"test": base.spec.test.model_copy(update={"gate": gate}), "after": (before,)})
+
+    run = point_run(plan.model_copy(update={"metric": metric}), base.model_copy(update={"spec": spec}), 2, 1)
+
+    assert run.after == ()
+    assert (run.test.gate.golden, run.test.gate.reference) == (golden, golden and "llama")
 
 
 def test_every_run_of_every_point_has_a_key_of_its_own(plan: BisectPlan, make_record: Callable[..., RunRecord]) -> None:
