@@ -12,6 +12,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, urlsplit
 
@@ -61,8 +62,10 @@ CREDENTIALS_AGE = timedelta(minutes=5)
 LONGEST_KEY = 1024
 """Bytes of a key: the limit of S3."""
 
-STORAGE_CLASS = "Storage-Class"
-"""The attribute that is no user metadata."""
+STORAGE_CLASS, CONTENT_TYPE = "Storage-Class", "Content-Type"
+"""The attributes that are no user metadata, as boto3's arguments without the dash."""
+
+_CONTENT_TYPES = {".html": "text/html; charset=utf-8", ".json": "application/json", ".xml": "application/xml"}
 
 _Mode = Literal["create", "overwrite"]
 
@@ -118,8 +121,11 @@ class S3Store:
         self._check_that_damage_is_refused()
 
     def put(self, key: str, data: bytes) -> None:
-        """Write an object, replacing it."""
-        etag = self._bulk.put(self._key(key), data, {SHA256_METADATA: sha256_hex(data)}, "overwrite")
+        """Write an object, replacing it. A browser shows a page of ours; what jobs wrote is none, whatever it is."""
+        attributes = {SHA256_METADATA: sha256_hex(data)}
+        if kind := _CONTENT_TYPES.get(PurePosixPath(key).suffix):
+            attributes[CONTENT_TYPE] = kind
+        etag = self._bulk.put(self._key(key), data, attributes, "overwrite")
         self._proved_etag(self._key(key), etag or "", data)
         self._tag(self._key(key))
 
@@ -430,8 +436,9 @@ class BulkTransfers:
     def _put_by_boto3(self, key: str, body: bytes | bytearray, attributes: dict[str, str], mode: _Mode) -> str | None:
         more: dict[str, Any] = {**self._options, **({"IfNoneMatch": "*"} if mode == "create" else {})}
         metadata = dict(attributes)
-        if STORAGE_CLASS in metadata:
-            more["StorageClass"] = metadata.pop(STORAGE_CLASS)
+        more |= {
+            name.replace("-", ""): metadata.pop(name) for name in (STORAGE_CLASS, CONTENT_TYPE) if name in metadata
+        }
         with s3_errors(self._url(key)):
             try:
                 made = self._client.put_object(Bucket=self._name, Key=key, Body=body, Metadata=metadata, **more)

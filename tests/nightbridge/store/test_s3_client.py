@@ -88,6 +88,25 @@ def test_the_storage_class_is_for_a_runs_files_and_not_for_what_is_read_every_ni
     assert classes == {"record.json": None, "manifest.json": None, "small": "STANDARD_IA", "large": "STANDARD_IA"}
 
 
+@pytest.mark.parametrize("by_boto3", [False, True])
+def test_a_browser_shows_the_pages_of_a_store_and_nothing_that_a_job_wrote(
+    ministack: S3Server, settings_of: Any, tmp_path: Path, by_boto3: bool
+) -> None:
+    store = S3Store(settings_of("ministack"))
+    store._bulk._by_boto3 = by_boto3
+    (tmp_path / "job.html").write_bytes(b"<script>")
+    store.put_file("runs/job.html", FileSource(tmp_path / "job.html"))
+    store.put("reports/index.html", b"<h1>")
+    store.put("reports/nightly.junit.xml", b"<testsuites/>")
+
+    found = {
+        key: ministack.client().head_object(Bucket=store.bucket, Key=store.prefix + key)["ContentType"]
+        for key in ("reports/index.html", "reports/nightly.junit.xml", "runs/job.html")
+    }
+    assert list(found.values())[:2] == ["text/html; charset=utf-8", "application/xml"]
+    assert "html" not in found["runs/job.html"]
+
+
 @pytest.mark.parametrize("kind", ["ceph", "ministack"])
 def test_the_server_has_the_tags(
     request: pytest.FixtureRequest, settings_of: Callable[[str], StoreSettings], tmp_path: Path, kind: str
