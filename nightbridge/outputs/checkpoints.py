@@ -177,15 +177,12 @@ def checkpoint_state(path: Path) -> tuple[CheckpointState, str]:
         absent = "is a link, which is not followed" if path.is_symlink() else "is not there"
         return CheckpointState.DAMAGED, f"{TRACKER} names it, and it {absent}"
     state, reason = layout_state(path)
-    if not _ITERATION.fullmatch(path.name) and not (path.parent / TRACKER).exists():
-        # Some other program's: there is nothing but its contents to go by.
-        state, reason = CheckpointState.COMPLETE, ""
-        if not is_file(path / ".metadata") and any(path.glob(f"*{_SHARD_SUFFIX}")):
-            state, reason = CheckpointState.IN_PROGRESS, "there is no .metadata yet"
-    if state is not CheckpointState.COMPLETE:
-        return state, reason
     try:
         with reading(path):
+            if _is_anybodys(path):
+                state, reason = _judge_contents(path)
+            if state is not CheckpointState.COMPLETE:
+                return state, reason
             proof = prove_checkpoint(path, files_below(path))
             for file, extents in proof.extents.items():
                 check_crcs(file, extents)
@@ -396,6 +393,25 @@ def _judge(path: Path, iteration: int) -> tuple[CheckpointState, str]:
     if problem := unreadable_json(path) or problem:
         return CheckpointState.DAMAGED, problem
     return (CheckpointState.COMPLETE, "") if legacy else _judge_shards(path)
+
+
+def _is_anybodys(path: Path) -> bool:
+    """Whether neither name, nor tracker, nor the configuration in it says that Megatron-Bridge or LM wrote it."""
+    named = _ITERATION.fullmatch(path.name) or (path.parent / TRACKER).exists()
+    return not named and "_target_" not in read_config(path / "run_config.yaml")[0]
+
+
+def _judge_contents(path: Path) -> tuple[CheckpointState, str]:
+    """Judge what may be any program's, or a copy under another name: there is nothing but its contents to go by."""
+    if not is_file(path / ".metadata"):
+        missing = ".metadata" if any(path.glob(f"*{_SHARD_SUFFIX}")) else ""
+    else:
+        metadata = read_metadata(path / ".metadata")
+        of_megatron = is_file(path / "common.pt") or (metadata.has("common_state") and not metadata.nested)
+        missing = "metadata.json" if of_megatron and not is_file(path / "metadata.json") else ""
+    if missing:
+        return CheckpointState.IN_PROGRESS, f"there is no {missing} yet"
+    return CheckpointState.COMPLETE, ""
 
 
 def _has_parts_of_bridge(path: Path) -> bool:

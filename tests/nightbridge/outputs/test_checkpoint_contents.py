@@ -393,6 +393,25 @@ def test_a_folder_of_shards_without_metadata_is_not_finished(tmp_path: Path) -> 
     assert checkpoint_state(path) == (CheckpointState.IN_PROGRESS, "there is no .metadata yet")
 
 
+@pytest.mark.parametrize(
+    ("lost", "state"),
+    [
+        (("metadata.json",), CheckpointState.DAMAGED),
+        (("train_state.pt",), CheckpointState.DAMAGED),
+        (("metadata.json", "run_config.yaml", "train_state.pt"), CheckpointState.IN_PROGRESS),
+        ((), CheckpointState.VERIFIED),
+    ],
+)
+@pytest.mark.parametrize("layout", ["Bridge, common.pt", "Bridge, common state in shards"])
+def test_a_copy_under_another_name_is_whole_only_with_all_that_its_writer_wrote(
+    saved: Path, tmp_path: Path, layout: str, lost: tuple[str, ...], state: CheckpointState
+) -> None:
+    best = Path(shutil.copytree(folder_of(saved / layout), tmp_path / "best"))
+    for name in lost:
+        (best / name).unlink()
+    assert checkpoint_state(best)[0] is state
+
+
 def test_a_run_config_that_is_cut_off_at_the_end_of_a_line_is_damage(copy: Any) -> None:
     root = copy("Bridge, common.pt")
     path = folder_of(root) / "run_config.yaml"
