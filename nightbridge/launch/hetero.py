@@ -135,7 +135,7 @@ def hetero_plan(
     mounted = str(code.path) if image.kind == "none" else (test.megatron_bridge.mount_as or str(code.path))
     script = _batch_script(
         directives=_directives(test, site, limits, nodes, per_node, job),
-        variables=_variables(given, mounted),
+        variables=_variables(test, given, mounted),
         expanded={name for name, value in given.items() if expands(value)},
         srun_options=_srun_options(test, code.path, mounted, image, attempt_dir),
         torchrun=(*_torchrun(test, image), f"--nnodes={nodes}", f"--nproc-per-node={processes}"),
@@ -182,13 +182,14 @@ def _directives(
     yield "open-mode", "append"
 
 
-def _variables(given: Mapping[str, str], code: str) -> dict[str, str]:
+def _variables(test: TestDefinition, given: Mapping[str, str], code: str) -> dict[str, str]:
     return {
         # Megatron's overlap of communication and computation relies on one hardware queue.
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": code,
         **given,
+        # A path of the cluster's would hide the code.
+        "PYTHONPATH": test.extra_env_vars.get("PYTHONPATH", code),
     }
 
 

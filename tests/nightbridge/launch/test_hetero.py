@@ -171,7 +171,13 @@ def test_a_container_sees_the_code_and_the_attempt() -> None:
 
 
 def test_the_clusters_variables_are_set_and_the_tests_own_win_secrets_too() -> None:
-    variables = {"NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "mlx5", "HF_TOKEN": "old", "CACHE": "${TMPDIR}/c"}
+    variables = {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_IB_HCA": "mlx5",
+        "HF_TOKEN": "old",
+        "CACHE": "${TMPDIR}/c",
+        "PYTHONPATH": "/x",
+    }
     site = Site(cluster=SITE.cluster.model_copy(update={"env_vars": variables}))
     secrets = {"HF_TOKEN": SecretRef(source="env", name="MINE")}
     run = spec(extra_env_vars={"NCCL_DEBUG": "WARN"}, secrets=secrets)
@@ -181,6 +187,7 @@ def test_the_clusters_variables_are_set_and_the_tests_own_win_secrets_too() -> N
     assert 'export CACHE="${TMPDIR}/c"\n' in script
     assert "export NCCL_DEBUG=WARN\nexport NCCL_IB_HCA=mlx5\n" in script
     assert "HF_TOKEN" not in script
+    assert "export PYTHONPATH=/placeholder/" in script
 
 
 def test_whatever_a_value_holds_arrives_as_it_was_written(tmp_path: Path) -> None:
