@@ -27,7 +27,7 @@ from tests.nights.night import STAGES, Night, log_sizes, start_night
 from tests.real.fake_clock import FakeClock, faketime_missing_reason
 from tests.real.postgres import Postgres, postgres_missing_reason, start_postgres
 from tests.real.prefect_proxy import PrefectProxy, no_fault, proxy_to
-from tests.real.prefect_server import PrefectServer
+from tests.real.prefect_server import PrefectServer, make_database
 
 SEED = int(os.environ.get("NIGHTBRIDGE_FAULT_SEED") or secrets.randbelow(10**6))
 """Says in which stage each fault comes: another one each time, unless it is given."""
@@ -142,7 +142,7 @@ def whole_rig(tmp_path_factory: pytest.TempPathFactory, environments_dir: Path, 
     """The shipped deployments, on PostgreSQL where it can be had, whose clients reach the server through a proxy."""
     folder = tmp_path_factory.mktemp("rig")
     postgres = None if postgres_missing_reason() else start_postgres()
-    server = PrefectServer(folder / "server", database_url=postgres.make_database("prefect") if postgres else None)
+    server = PrefectServer(folder / "server", database_url=make_database(postgres) if postgres else None)
     try:
         server.start()
         with proxy_to(server.api_url) as proxy:

@@ -18,7 +18,7 @@ from tests.conftest import need
 from tests.nights.conftest import EVERY_STAGE
 from tests.nights.installation import Installation, clone, read_json, wait_for
 from tests.real.postgres import postgres_missing_reason, start_postgres
-from tests.real.prefect_server import PrefectServer
+from tests.real.prefect_server import PrefectServer, make_database
 
 pytestmark = pytest.mark.launcher
 
@@ -43,7 +43,7 @@ def deployed(
         if postgres_missing_reason() is None:
             postgres = start_postgres()
             stack.callback(postgres.remove)
-            urls["PostgreSQL"] = postgres.make_database("prefect")
+            urls["PostgreSQL"] = make_database(postgres)
         yield {
             name: threads.submit(run_two_nights, tmp_path_factory.mktemp(name), environments_dir, url, stack)
             for name, url in urls.items()

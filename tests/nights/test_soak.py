@@ -1,7 +1,8 @@
 """A month of nights on the shipped schedule, with compressed time and a fault in most of them.
 
 Every night has its verdicts, its report and one event, no run has a second job, and nothing is left behind. `make soak`
-runs 30 nights of six tests (`NIGHTBRIDGE_SOAK_NIGHTS`, `NIGHTBRIDGE_SOAK_TESTS`).
+runs 30 nights of six tests (`NIGHTBRIDGE_SOAK_NIGHTS`, `NIGHTBRIDGE_SOAK_TESTS`). Its short form is `test_faults.py` with
+`test_clock_and_disk.py`: `make test` has each of these faults there.
 """
 
 import os
@@ -24,10 +25,11 @@ from tests.real.prefect_proxy import at_random
 pytestmark = [
     pytest.mark.launcher,
     pytest.mark.timeout(7200),
+    pytest.mark.skipif("NIGHTBRIDGE_SOAK_NIGHTS" not in os.environ, reason="a month of nights, in make soak"),
 ]
 
-NIGHTS = int(os.environ.get("NIGHTBRIDGE_SOAK_NIGHTS", "2"))
-TESTS = int(os.environ.get("NIGHTBRIDGE_SOAK_TESTS", "2"))
+NIGHTS = int(os.environ.get("NIGHTBRIDGE_SOAK_NIGHTS", "30"))
+TESTS = int(os.environ.get("NIGHTBRIDGE_SOAK_TESTS", "6"))
 FIRST = date(2027, 3, 1)
 OUTAGE = 8.0
 PATIENCE = 900.0

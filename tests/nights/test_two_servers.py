@@ -12,6 +12,7 @@ from tests.nights.night import Night
 from tests.real.balanced_servers import BalancedServers, balanced_missing_reason
 from tests.real.postgres import postgres_missing_reason, start_postgres
 from tests.real.prefect_proxy import proxy_to
+from tests.real.prefect_server import make_database
 
 pytestmark = pytest.mark.launcher
 
@@ -23,7 +24,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BalancedServer
     with ExitStack() as stack:
         postgres = start_postgres()
         stack.callback(postgres.remove)
-        pair = BalancedServers(tmp_path_factory.mktemp("servers"), database_url=postgres.make_database("prefect"))
+        pair = BalancedServers(tmp_path_factory.mktemp("servers"), database_url=make_database(postgres))
         stack.callback(pair.stop)
         pair.start()
         yield pair

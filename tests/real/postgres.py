@@ -81,6 +81,20 @@ class Postgres:
         assert made.returncode == 0, made.stderr
         return f"postgresql+asyncpg://{USER}@127.0.0.1:{self.port}/{name}"
 
+    def dump(self, name: str) -> str:
+        """What makes a database's contents again, as SQL."""
+        return subprocess.run(
+            [_program("pg_dump"), *self._where(name)], capture_output=True, text=True, check=True
+        ).stdout
+
+    def restore(self, name: str, dump: str) -> None:
+        """Fill an empty database with what `dump` has returned."""
+        options = ["--no-psqlrc", "--quiet", "--single-transaction", "--set", "ON_ERROR_STOP=1"]
+        done = subprocess.run(
+            [_program("psql"), *options, *self._where(name)], input=dump, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
     def size(self, name: str) -> int:
         """How many bytes a database has on disk."""
         return int(self._sql(f"SELECT pg_database_size('{name}')").stdout)
@@ -95,13 +109,13 @@ class Postgres:
         return self.folder / "data"
 
     def _sql(self, statement: str) -> "subprocess.CompletedProcess[str]":
-        where = ["--host", "127.0.0.1", "--port", str(self.port), "--username", USER, "--dbname", "postgres"]
+        options = ["--no-psqlrc", "--tuples-only", "--no-align", *self._where("postgres")]
         return subprocess.run(
-            [_program("psql"), "--no-psqlrc", "--tuples-only", "--no-align", *where, "--command", statement],
-            capture_output=True,
-            text=True,
-            check=False,
+            [_program("psql"), *options, "--command", statement], capture_output=True, text=True, check=False
         )
+
+    def _where(self, name: str) -> list[str]:
+        return ["--host", "127.0.0.1", "--port", str(self.port), "--username", USER, "--dbname", name]
 
 
 def start_postgres() -> Postgres:

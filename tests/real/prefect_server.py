@@ -11,13 +11,15 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tests.real.postgres import Postgres
 from tests.real.slurm_daemons import free_ports
 
 PREFECT = Path(sys.executable).with_name("prefect")
@@ -183,16 +185,20 @@ def make_home(folder: Path) -> None:
     shutil.copytree(_empty_home(), folder)
 
 
+def make_database(postgres: Postgres) -> str:
+    """Make the same on PostgreSQL, and return its URL."""
+    url = postgres.make_database("prefect")
+    postgres.restore("prefect", _empty_database(postgres))
+    return url
+
+
 def _empty_home() -> Path:
     """A home whose SQLite database a server of this release has made, and nobody has used.
 
     Prefect makes a database by more than a hundred migrations, which take more processor time than the rest of a server's
     start. It is kept beside the Prefect that made it.
     """
-    made = Path(sys.prefix) / f"empty-prefect-{version('prefect')}"
-    made.mkdir(exist_ok=True)
-    with (made / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _kept_empty() as made:
         if not (made / "home").exists():
             with tempfile.TemporaryDirectory(dir=made) as folder:
                 server = PrefectServer(Path(folder))
@@ -200,6 +206,31 @@ def _empty_home() -> Path:
                 server.stop()
                 server.home.rename(made / "home")
     return made / "home"
+
+
+def _empty_database(postgres: Postgres) -> str:
+    """The same on PostgreSQL, as SQL."""
+    with _kept_empty() as made:
+        kept = made / "postgresql.sql"
+        if not kept.exists():
+            with tempfile.TemporaryDirectory(dir=made) as folder:
+                server = PrefectServer(Path(folder), database_url=postgres.make_database("unused"))
+                server.start()
+                server.stop()
+                dump = Path(folder) / kept.name
+                dump.write_text(postgres.dump("unused"), encoding="utf-8")
+                dump.rename(kept)
+    return kept.read_text(encoding="utf-8")
+
+
+@contextmanager
+def _kept_empty() -> Iterator[Path]:
+    """The folder of what is kept of databases that nobody has used, for one process at a time."""
+    made = Path(sys.prefix) / f"empty-prefect-{version('prefect')}"
+    made.mkdir(exist_ok=True)
+    with (made / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield made
 
 
 def start_prefect(folder: Path) -> PrefectServer:
