@@ -8,6 +8,7 @@ Names of fields, tags and paths are those of CloudAI's report_generator/training
 which is not optional is left out, as there.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +124,12 @@ def what_ran(curves: Curves, planned: Mapping[str, Scalar]) -> dict[str, dict[st
     batch = next(iter(batches), None)
     if "consumed samples" in ran and len(batches) == 1 and batch and not curves.start:
         ran["consumed samples"]["iterations and batch"] = at * batch
-    return ran
+    return {name: {source: _storable(value) for source, value in of.items()} for name, of in ran.items()}
+
+
+def _storable(value: Scalar) -> Scalar:
+    """A number, as a word where JSON has none for it: an infinite limit of gradients, a rate that is no number."""
+    return value if isinstance(value, str) or math.isfinite(value) else str(value)
 
 
 def _is_whole(curves: Curves) -> bool:

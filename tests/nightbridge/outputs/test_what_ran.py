@@ -1,13 +1,14 @@
 """What really ran: by who says it, and CloudAI's training_report.json."""
 
+import math
 from pathlib import Path
 
 import pytest
 
 from nightbridge.launch.config_container import ConfigContainer
-from nightbridge.models import GatePolicy
+from nightbridge.models import GatePolicy, Summary
 from nightbridge.outputs.experiment import read_run
-from nightbridge.outputs.measurements import measure
+from nightbridge.outputs.measurements import RunSettings, measure
 from nightbridge.outputs.what_ran import training_report
 from tests.builders import make_test
 from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder, StepLine
@@ -51,6 +52,17 @@ def test_it_has_the_configuration_every_whole_step_and_statistics_without_warm_u
     expected = {"tensor_parallel_size": 2, "num_layers": 32, "sequence_parallel": True, "seq_length": 4096}
     computed = {"world_size": 16, "num_nodes": 2, "data_parallel_size": 8, "model_name": "llama3_8b"}
     assert report["config"].items() >= (expected | computed | {"global_batch_size": 128}).items()
+
+
+def test_what_is_no_finite_number_is_kept_as_a_word_and_the_summary_can_be_read_again(run_folder: RunFolder) -> None:
+    run_folder.log("".join(StepLine(step).step.replace("3.000000E-04", "NAN") + "\n" for step in range(1, 51)))
+    settings = RunSettings(dumped={"gradient clipping": math.inf})
+
+    summary = measure(read_run(run_folder.job, None), GatePolicy(), 50, settings)[0]
+
+    assert summary.ran["gradient clipping"] == {"its configuration": "inf"}
+    assert summary.ran["last learning rate"] == {"the log": "nan"}
+    assert Summary.model_validate_json(summary.model_dump_json()) == summary
 
 
 def samples_of(run_folder: RunFolder) -> dict[str, float | str]:
