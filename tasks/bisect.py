@@ -16,7 +16,7 @@ from nightbridge.bisect.result import (
     stored_points,
 )
 from nightbridge.bisect.shift import requested_shift
-from nightbridge.errors import DamagedData
+from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import Decision, as_of, read_decisions
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import nights_of
@@ -45,7 +45,9 @@ def find_plan(test_id: str, request: BisectRequest, site: Site) -> BisectPlan:
     """What a request would search, or searches already. Nothing is written."""
     store = store_of(site)
     if request.bisect_id:
-        return load_plan(store, request.bisect_id).model_copy(update={"policy": request.policy})
+        plan = load_plan(store, request.bisect_id)
+        _check_named(plan, test_id, request, site)
+        return plan.model_copy(update={"policy": request.policy})
     every = find_rows(store, test_id, site.cluster.name, request)
     rows = [row for row in every if row.series == nights_of(every)[-1].own.series]
     verdicts = partial(verdict_of, store)
@@ -58,6 +60,21 @@ def find_plan(test_id: str, request: BisectRequest, site: Site) -> BisectPlan:
         inner_of=partial(inner_of, store, site),
         repo_of=partial(repo_of, store),
     )
+
+
+def _check_named(plan: BisectPlan, test_id: str, request: BisectRequest, site: Site) -> None:
+    """InvalidInput where a bisect that is named searches something else than the rest of the request says."""
+    own = {"test": plan.test_id, "cluster": plan.cluster, "metric": plan.metric}
+    asked = {"test": test_id, "cluster": site.cluster.name, "metric": request.metric or plan.metric}
+    others = [f"{name} {own[name]}, not {value}" for name, value in asked.items() if value != own[name]]
+    others += [
+        f"ends and repositories of its own, and takes no {name}"
+        for name in ("good", "bad", "repository")
+        if getattr(request, name)
+    ]
+    if others:
+        advice = "Leave the id out for another question"
+        raise InvalidInput(f"this bisect has {others[0]}", subject=plan.bisect_id, advice=advice)
 
 
 def price(test_id: str, request: BisectRequest, site: Site) -> str:

@@ -1,24 +1,55 @@
 """Which plan a request searches by."""
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from nightbridge.bisect.plan import BisectPlan, BisectRequest, keep_plan
 from nightbridge.bisect.search import BisectPolicy
-from nightbridge.models import Site
+from nightbridge.errors import InvalidInput
+from nightbridge.models import ClusterSettings, Site
 from nightbridge.tasks.bisect import find_plan
 from nightbridge.tasks.site import store_of
 from tests.builders import ATTRIBUTION_PLAN
 
 
-def test_a_bisect_that_is_named_goes_on_with_what_it_may_cost_now(tmp_path: Path) -> None:
-    site = Site(workspace=tmp_path)
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(workspace=tmp_path, cluster=ClusterSettings(name=ATTRIBUTION_PLAN.cluster))
+
+
+@pytest.fixture
+def plan(site: Site) -> BisectPlan:
+    """One that is kept."""
     question = {name: getattr(ATTRIBUTION_PLAN, name) for name in ("test_id", "cluster", "series", "metric", "since")}
     levels = {name: getattr(ATTRIBUTION_PLAN, name) for name in ("statistic", "unit", "levels")}
     ends = {"repository": "megatron_bridge", "url": "u", "good": "a" * 40, "bad": "b" * 40, "commits": ()}
     few = BisectPolicy(most_runs=1)
     plan = BisectPlan(bisect_id="n1-bisect-1", prior=(), base="", policy=few, **question, **levels, **ends)
     keep_plan(store_of(site), plan)
+    return plan
 
+
+def test_a_bisect_that_is_named_goes_on_with_what_it_may_cost_now(site: Site, plan: BisectPlan) -> None:
     found = find_plan(plan.test_id, BisectRequest(bisect_id="n1-bisect-1", most_runs=20, confidence=0.6), site)
 
     assert found == plan.model_copy(update={"policy": BisectPolicy(most_runs=20, confidence=0.6)})
+
+
+@pytest.mark.parametrize(
+    ("test_id", "cluster", "request_of", "what"),
+    [
+        ("other", "dgx", {}, "this bisect has test t, not other"),
+        ("t", "local", {}, "this bisect has cluster dgx, not local"),
+        ("t", "dgx", {"metric": "peak_memory"}, "this bisect has metric step_time, not peak_memory"),
+        ("t", "dgx", {"good": "a" * 40}, "takes no good"),
+    ],
+)
+def test_a_bisect_that_is_named_answers_no_other_question(
+    tmp_path: Path, plan: BisectPlan, test_id: str, cluster: str, request_of: dict[str, Any], what: str
+) -> None:
+    elsewhere = Site(workspace=tmp_path, cluster=ClusterSettings(name=cluster))
+
+    with pytest.raises(InvalidInput, match=what):
+        find_plan(test_id, BisectRequest(bisect_id=plan.bisect_id, **request_of), elsewhere)
