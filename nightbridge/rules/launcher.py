@@ -382,28 +382,30 @@ def _known_later(run: RuleContext) -> Iterator[str]:
         yield from (said for said in _override_problems(run, run.config_schema) if said not in certain)
 
 
-_ALSO_SET_BY: Mapping[str, tuple[str, ...]] = {
-    "checkpoint.load": ("use_megatron_fsdp",),
-    "checkpoint.most_recent_k": ("most_recent_k",),
-    "ddp.average_in_collective": ("use_megatron_fsdp", "nccl_ub"),
-    "ddp.data_parallel_sharding_strategy": ("use_megatron_fsdp",),
-    "logger.tensorboard_dir": ("pytorch_profiler",),
-    "model.cpu_offloading": ("activation_offload_layers",),
-    "model.cpu_offloading_num_layers": ("activation_offload_layers",),
-    **dict.fromkeys(("model.cuda_graph_modules", "model.cuda_graph_scope"), ("cuda_graph_scope",)),
-    "model.moe_flex_dispatcher_backend": ("moe_flex_dispatcher_backend",),
-    "model.moe_layer_freq": ("num_layers", "first_k_dense_replace"),
-    "model.moe_shared_expert_overlap": ("moe_a2a_overlap",),
-    "model.num_moe_experts": ("num_moe_experts",),
-    "model.pipeline_model_parallel_layout": ("pipeline_model_parallel_layout",),
-    "model.recompute_granularity": ("recompute_num_layers", "recompute_modules"),
-    "model.recompute_method": ("recompute_num_layers",),
-    "model.recompute_modules": ("recompute_modules",),
-    "model.recompute_num_layers": ("recompute_num_layers",),
-    "model.sequence_parallel": ("tp",),
-    **dict.fromkeys(("tokenizer.tokenizer_type", "tokenizer.tokenizer_model"), ("tokenizer_type",)),
+_ALSO_SET_BY: Mapping[str, Mapping[str, str]] = {
+    "checkpoint.load": {"use_megatron_fsdp": "null"},
+    "checkpoint.most_recent_k": {"most_recent_k": ""},
+    "ddp.average_in_collective": {"use_megatron_fsdp": "false", "nccl_ub": "false"},
+    "ddp.data_parallel_sharding_strategy": {"use_megatron_fsdp": "optim_grads_params"},
+    "logger.tensorboard_dir": {"pytorch_profiler": "/nemo_run/pytorch_profile"},
+    "model.cpu_offloading": {"activation_offload_layers": "true"},
+    "model.cpu_offloading_num_layers": {"activation_offload_layers": ""},
+    "model.cuda_graph_modules": {"cuda_graph_scope": ""},
+    "model.cuda_graph_scope": {"cuda_graph_scope": ""},
+    "model.moe_flex_dispatcher_backend": {"moe_flex_dispatcher_backend": ""},
+    "model.moe_layer_freq": {"num_layers": "", "first_k_dense_replace": ""},
+    "model.moe_shared_expert_overlap": {"moe_a2a_overlap": "false"},
+    "model.num_moe_experts": {"num_moe_experts": ""},
+    "model.pipeline_model_parallel_layout": {"pipeline_model_parallel_layout": ""},
+    "model.recompute_granularity": {"recompute_num_layers": "full", "recompute_modules": "selective"},
+    "model.recompute_method": {"recompute_num_layers": "block"},
+    "model.recompute_modules": {"recompute_modules": ""},
+    "model.recompute_num_layers": {"recompute_num_layers": ""},
+    "model.sequence_parallel": {"tp": "true"},
+    "tokenizer.tokenizer_model": {"tokenizer_type": ""},
+    "tokenizer.tokenizer_type": {"tokenizer_type": ""},
 }
-"""Further fields that flags of a performance recipe set after the overrides, in other words or with others."""
+"""Further fields that flags of a performance recipe set after the overrides, and to what; empty: to their own value."""
 
 _SAVING = {"checkpoint.save": "save_dir", "checkpoint.save_interval": "save_interval"}
 """Fields that are set wherever a run saves, each with the key of `[cmd_args]`."""
@@ -428,10 +430,10 @@ def _twice(run: RuleContext) -> Iterator[str]:
         elif field in run.args:
             yield f"extra_cmd_args: {key!r}: cmd_args.{field} overrides it; remove one of them"
         elif not library:
-            for other in _ALSO_SET_BY.get(path, ()):
+            for other, sets in _ALSO_SET_BY.get(path, {}).items():
                 given = run.args.get(other)
-                sets = text_of((run.integer("tp") or 1) > 1 if other == "tp" else given)
-                if is_given(given) and value != sets:
+                sets = "false" if (other, given) == ("tp", 1) else sets or text_of(given)
+                if is_given(given) and str(value).lower() != sets.lower():
                     yield f"extra_cmd_args: {key!r}: cmd_args.{other} overrides it; remove one of them"
 
 

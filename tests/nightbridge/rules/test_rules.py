@@ -355,6 +355,13 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ("recompute-one", {"recompute_num_layers": 2, "recompute_modules": [], "activation_offload_layers": 0}, {}),
         ("override-twice", {"tp": 2}, {"extra_cmd_args": {"model.sequence_parallel": "true"}}),
         ("override-twice", {"nccl_ub": False}, {"extra_cmd_args": {"ddp.average_in_collective": "true"}}),
+        ("override-twice", {"nccl_ub": True}, {"extra_cmd_args": {"ddp.average_in_collective": "false"}}),
+        ("override-twice", {"tp": 1}, {"extra_cmd_args": {"model.sequence_parallel": "False"}}),
+        (
+            "override-twice",
+            {"recompute_modules": "mlp"},
+            {"extra_cmd_args": {"model.recompute_granularity": "selective"}},
+        ),
         (
             "override-twice",
             {},
