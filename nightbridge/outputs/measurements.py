@@ -389,7 +389,7 @@ def slow_pattern(values: "pd.Series[float]") -> str:
     """Which steps are slow: `8 of 40 steps take 2.0 times as long, every 5 steps`; empty where none is."""
     median = float(values.median()) if len(values) else math.nan
     slow = values[values > _SLOW * median]
-    if not len(slow):
+    if not len(slow) or not median:
         return ""
     distances = {later - earlier for earlier, later in itertools.pairwise(slow.index.tolist())}
     which = ""

@@ -250,6 +250,12 @@ class TestDistribution:
         summary = summary_of([3.0 if 42 <= step <= 46 else 1.0 for step in range(1, 51)])
         assert summary.slow_pattern == "5 of 40 steps take 3.0 times as long, 42 to 46"
 
+    def test_steps_that_are_said_to_take_no_time_are_measured_as_any_other(
+        self, summary_of: Callable[..., Summary]
+    ) -> None:
+        summary = summary_of([1.0 if step > 48 else 0.0 for step in range(1, 51)])
+        assert (summary.step_time, summary.slow_steps, summary.slow_pattern) == (0.0, None, "")
+
     def test_pauses_between_steps_count(self, summary_of: Callable[..., Summary]) -> None:
         summary = summary_of([1.0] * 50, apart=1.5)
         assert (summary.step_time, summary.wall_step_time) == (1.0, 1.5)
