@@ -4,6 +4,7 @@ The writer buffers, so a file may end in the middle of a record at any moment: s
 again at the next look. Once the writer has ended, it is what `event_files.read_event_file` calls it.
 """
 
+import math
 import os
 import statistics
 from collections.abc import Iterable
@@ -29,6 +30,7 @@ MAX_LINES = 20
 _MAX_LINE_LENGTH = 500
 _STEPS_OF_MEDIAN = 10
 _END_BYTES = 1 << 18
+_LONGEST = timedelta(days=36525).total_seconds()
 
 
 class TrainingProgress(Model):
@@ -48,8 +50,9 @@ class TrainingProgress(Model):
 
     @property
     def seconds_left(self) -> float | None:
-        """What the other steps take if they take as long as the last ones."""
-        return None if self.step_time is None else max(0, self.total - self.iteration) * self.step_time
+        """What the other steps take if they take as long as the last ones; None where that is no time of a job."""
+        left = math.nan if self.step_time is None else max(0, self.total - self.iteration) * self.step_time
+        return left if 0 <= left < _LONGEST else None
 
     def __str__(self) -> str:
         text = f"iteration {self.iteration}/{self.total}"

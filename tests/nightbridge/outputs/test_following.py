@@ -126,6 +126,13 @@ def test_progress_never_passes_its_end(total: int) -> None:
     assert TrainingProgress(iteration=10, total=total, step_time=1.0).seconds_left == 0
 
 
+@pytest.mark.parametrize("step_time", [math.nan, math.inf, 1e300, -1e300])
+def test_a_step_time_that_is_none_says_nothing_of_the_end(step_time: float) -> None:
+    progress = TrainingProgress(iteration=10, total=50, step_time=step_time)
+    assert progress.seconds_left is None
+    assert str(progress) == "iteration 10/50"
+
+
 def scalar(step: int) -> Event:
     summary = Summary(value=[Summary.Value(tag="lm loss", simple_value=float(step))])
     return Event(wall_time=1.76e9 + step, step=step, summary=summary)
