@@ -320,6 +320,8 @@ def sentence(result: AttributionResult) -> str:
             answer = f"{_TOGETHER[cause.relation].format(*names) if both else names[0]}{_share(cause)}, {sure}"
             if result.stopped:
                 answer += f"; its commit is undecided{_spent(result)}"
+            elif not all(one.culprits for one in result.descents):
+                answer += ", yet the search inside it did not find the change again"
     innocent = [f"not {words}" for words in _innocent(result)]
     return "; ".join(filter(None, (answer, ", ".join(innocent), cost)))
 

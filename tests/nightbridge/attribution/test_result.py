@@ -32,7 +32,7 @@ from nightbridge.attribution.result import (
 )
 from nightbridge.bisect.plan import BisectPlan, Step
 from nightbridge.bisect.result import BisectResult
-from nightbridge.bisect.search import Answer, BisectPolicy, Failure, Measured
+from nightbridge.bisect.search import Answer, AnswerKind, BisectPolicy, Failure, Measured
 from nightbridge.errors import InvalidInput
 from nightbridge.models import Comparison, StoreSettings, Suspects, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
@@ -95,6 +95,16 @@ def test_the_sentence_names_the_commit_what_it_is_not_and_the_cost() -> None:
     assert said.endswith(f"{len(alone.runs)} runs, {8 * len(alone.runs)} GPU-hours")
     assert result.is_found
     assert result.probability == pytest.approx(alone.cause.probability * 0.995)
+
+
+@pytest.mark.parametrize("kind", ["already_bad", "still_good"])
+def test_a_search_inside_the_cause_that_contradicts_it_is_said(kind: AnswerKind) -> None:
+    alone = evaluate(ATTRIBUTION_PLAN, exchange_runs([1]))
+    none = Answer(kind=kind, probability=0.995, runs=4)
+    result = with_descent(alone, descent(alone, (1,)).model_copy(update={"answer": none}))
+
+    assert "99.9 %, yet the search inside it did not find the change again; not the image" in sentence(result)
+    assert not result.is_found
 
 
 def test_a_key_is_named_with_its_levels() -> None:
