@@ -170,19 +170,23 @@ def _layers_divide(run: RuleContext) -> Iterator[str]:
         )
 
 
+_DENSE_FIRST = frozenset({"deepseek_v3", "kimi_k2"})
+"""Those of them whose models list which of their layers are dense; no release has such a list of the others."""
+
+
 @rule(
-    "layers-of-dense",
+    "layers-counted",
     _LAUNCHER,
     (*cmd_args("num_layers first_k_dense_replace model_recipe_name use_recipes"), "git_repos"),
 )
-def _layers_of_dense(run: RuleContext) -> Iterator[str]:
-    """The launcher counts the dense layers of a list that only some models of experts have, and fails without one."""
+def _layers_counted(run: RuleContext) -> Iterator[str]:
+    """The launcher counts the dense layers in a list that only some models have, and fails without one."""
     args, recipe = run.args, str(run.args.get("model_recipe_name"))
     if args.get("first_k_dense_replace") or args.get("use_recipes") or not has_nvidias_launcher(run):
         return
-    if args.get("num_layers") and _EXPERTS.get(recipe) == 0:
+    if args.get("num_layers") and recipe in _EXPERTS.keys() - _DENSE_FIRST:
         moved = "model.transformer.num_layers" if run.version >= V0_6_0 else "model.num_layers"
-        yield f"num_layers: the launcher fails with {recipe}, a dense model; write the override {moved} instead"
+        yield f"num_layers: the launcher fails with it for {recipe}; write the override {moved} instead"
 
 
 # --- CUDA graphs, recomputation, offloading and overlap ---------------------------------------------------------------
