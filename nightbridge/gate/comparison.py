@@ -364,8 +364,11 @@ def _with_control(
     if ruling.kind == "ask":
         why = rerun_reason(metric, ruling, seen)
         return result._replace(comparison=worse if seen.stood else comparison, reruns=2 * ruling.pairs, why_rerun=why)
-    if ruling.kind in ("quiet", "alone"):
-        return result._replace(reruns=0 if ruling.kind == "quiet" else result.reruns)
+    if ruling.kind == "quiet":
+        return result._replace(reruns=0)
+    if ruling.kind == "alone":
+        alone = "; not confirmed beside the last good point: no pair has it from both arms"
+        return result._replace(reason=result.reason + alone * (regressed and bool(tonight.nights[-1].arms)))
     beside = {"value": ruling.new, "baseline": ruling.control, "change": sign * ruling.proof.difference}
     status = "regressed" if ruling.kind == "worse" else "passed" if seen.regressed else comparison.status
     comparison = comparison.model_copy(update={**beside, "status": status})

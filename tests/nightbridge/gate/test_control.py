@@ -389,6 +389,7 @@ def test_what_is_worse_though_the_control_arm_died_is_given_pairs_in_the_next_ni
     cluster, _row, _arms = judged_row(1.08, (1.079, 1.081), before=before, night="2026-11-11")
 
     assert (alone.status, alone.reruns) == (VerdictStatus.REGRESSED, 2)  # which it has had
+    assert "not confirmed beside the last good point: no pair has it from both arms" in alone.reasons[0]
     assert (asked.status, asked.news, asked.reruns) == (VerdictStatus.REGRESSED, "standing", 2)
     assert (cluster.status, cluster.news) == (VerdictStatus.PASSED, "over")
     before.append(row)
