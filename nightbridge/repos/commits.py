@@ -197,7 +197,9 @@ def _bumps(changes: str) -> tuple[tuple[Bump, ...], bool]:
 def _opened(mirror: Mirror, commit: RangeCommit, site: Site, find: Find) -> RangeCommit:
     if not commit.bumps:
         return commit
-    urls = {one.path: one.url for one in find_submodules(mirror, commit.commit)}
+    urls: dict[str, str] = {}
+    with suppress(PermanentError):  # A `.gitmodules` that git cannot read has no address.
+        urls = {one.path: one.url for one in find_submodules(mirror, commit.commit)}
     bumps = tuple(_with_commits(bump, urls.get(bump.folder, ""), site, find) for bump in commit.bumps)
     return commit.model_copy(update={"bumps": bumps})
 

@@ -142,6 +142,19 @@ def test_a_bump_that_cannot_be_listed_says_why(family: tuple[Any, Any], workspac
     assert "no such repository" in gone.bumps[0].note
 
 
+def test_a_bump_beside_a_broken_gitmodules_hides_no_other_commit(family: tuple[Any, Any], workspace: Path) -> None:
+    origin, core = family
+    site, good = Site(workspace=workspace), origin.git("rev-parse", "HEAD")
+    sound = (origin.path / ".gitmodules").read_text()
+    first, second = (core.commit(f"Core {number}", {"core.py": str(number)}) for number in (1, 2))
+    bump(origin, first, {".gitmodules": f"<<<<<<< HEAD\n{sound}"})
+    bad = bump(origin, second, {".gitmodules": sound})
+
+    opened = [open_bumps(site, origin.url, commit) for commit in commits_between(site, origin.url, good, bad)]
+
+    assert [each.bumps[0].note for each in opened] == ["it has no address in .gitmodules", ""]
+
+
 def test_a_merge_that_brings_a_bump_moves_the_submodule_and_so_does_one_that_merged_the_good_commit(
     family: tuple[Any, Any], workspace: Path
 ) -> None:
