@@ -1,5 +1,6 @@
 """Charts: text that can be read without colour, gaps that stay gaps."""
 
+import functools
 import math
 import os
 import re
@@ -46,23 +47,34 @@ def test_nights_are_labelled_and_tonights_value_is_written() -> None:
     assert {"11-01", "11-02", "11-03", "1.234", "step time, s", "night"} <= set(texts(drawing))
 
 
+@functools.cache
+def drawings_with(value: float) -> list[str]:
+    """A drawing of each kind in which this number occurs."""
+    losses = curve(range(36), [5.0, -value, 4.0, value] * 9)
+    times = losses.assign(tag="iteration-time")
+    chosen = [ChosenPoint(0, 1.0, is_best=True), ChosenPoint(1, value, is_best=False)]
+    seconds = step_times(times, None, None)
+    return [
+        nights_chart([*nights([1.0]), NightPoint("n", value, -value, value, "good")], "s", value, 0.05),
+        loss_chart(losses, losses),
+        step_time_chart(times, times),
+        spread_chart(seconds, seconds),
+        choice_chart(chosen, ["1", "2"], "tp", "s"),
+    ]
+
+
 @pytest.mark.parametrize("absurd", [1e308, -1e308, 1e100])
 def test_a_number_that_no_axis_has_room_for_costs_no_drawing(absurd: float) -> None:
-    def drawings(value: float) -> list[str]:
-        losses = curve(range(36), [5.0, -value, 4.0, value] * 9)
-        times = losses.assign(tag="iteration-time")
-        chosen = [ChosenPoint(0, 1.0, is_best=True), ChosenPoint(1, value, is_best=False)]
-        seconds = step_times(times, None, None)
-        return [
-            nights_chart([*nights([1.0]), NightPoint("n", value, -value, value, "good")], "s", value, 0.05),
-            loss_chart(losses, losses),
-            step_time_chart(times, times),
-            spread_chart(seconds, seconds),
-            choice_chart(chosen, ["1", "2"], "tp", "s"),
-        ]
+    assert drawings_with(absurd) == drawings_with(math.nan)
+    assert all(drawings_with(absurd))
 
-    assert drawings(absurd) == drawings(math.nan)
-    assert all(drawings(absurd))
+
+def test_marks_are_one_line_however_many_there_are() -> None:
+    """A run that diverged has thousands: with a line for each its chart took seconds."""
+    few, many = (loss_chart(curve(range(2 * count), [5.0, math.nan] * count)) for count in (4, 400))
+
+    assert many.count("<use") > few.count("<use") + 390
+    assert many.count("<g") < few.count("<g") + 50
 
 
 @pytest.mark.parametrize("count", [1, 5, 6, 23, MAX_NIGHTS + 40])
