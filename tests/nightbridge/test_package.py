@@ -40,6 +40,7 @@ def test_a_run_begins(place: Path) -> None:
     assert "nightbridge: /proc/nowhere: " in ended.stderr
 
 
+@pytest.mark.thorough  # a process that imports Prefect
 def test_prefect_finds_our_blocks(place: Path) -> None:
     code = (
         "import prefect.plugins; found = prefect.plugins.load_prefect_collections();"

@@ -117,6 +117,7 @@ main.run(["try", "test.toml", "--bridge", "main"])
 """
 
 
+@pytest.mark.thorough  # a process that imports Prefect
 def test_what_a_trial_logs_goes_to_the_file_that_it_names(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", TRIAL], cwd=tmp_path, capture_output=True, text=True, check=False)
 

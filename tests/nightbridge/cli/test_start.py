@@ -173,6 +173,7 @@ def test_without_a_checkout_it_is_refused_in_one_line_and_leaves_nothing(install
     assert sorted(place.rglob("*")) == before
 
 
+@pytest.mark.thorough  # a process that imports Prefect
 def test_it_takes_its_own_workload_beside_a_folder_of_that_name(place: Path) -> None:
     code = (
         "from pathlib import Path; from nightbridge.cli.start import practice_nights; "
