@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nightbridge.flows.watchdog import watchdog
 from nightbridge.models import NightReport, Site, Verdict, VerdictStatus, utc_now
 from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
 from nightbridge.store.protocol import open_store
@@ -106,17 +107,20 @@ def test_a_missing_verdict_fails_the_flow_run_and_is_told(deployed: PrefectServe
     assert json.loads(hook.received[0])["missing"] == event["payload"]["missing"]
 
 
-def test_a_night_with_every_verdict_completes_it(deployed: PrefectServer, site: Site, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("flows_here")
+def test_a_night_with_every_verdict_completes_it(prefect_server: PrefectServer, site: Site, tmp_path: Path) -> None:
     verdict = Verdict(run_key=RUN_KEY, test_id="llama", night="2026-11-21", status=VerdictStatus.REGRESSED)
     record_end(
         open_store(site.store_settings), NightReport(scenario="practice", night="2026-11-21", verdicts=(verdict,))
     )
 
-    flow_run = run_watchdog(deployed, workspace=str(tmp_path))
+    # In this process: what a worker starts takes seconds to import Prefect, and the other tests have it.
+    state = watchdog(by=f"{utc_now():%H:%M}", timezone="UTC", workspace=str(tmp_path), return_state=True)
 
+    flow_run = prefect_server.ask("GET", f"flow_runs/{state.state_details.flow_run_id}")
     assert (flow_run["state_type"], flow_run["state_name"]) == ("COMPLETED", "VerdictsThere")
     assert "bad verdicts: llama regressed" in flow_run["state"]["message"]
-    assert event_of(deployed, flow_run)["resource"]["nightbridge.watchdog"] == "complete"
+    assert event_of(prefect_server, flow_run)["resource"]["nightbridge.watchdog"] == "complete"
 
 
 def test_what_it_cannot_read_is_invalid(deployed: PrefectServer) -> None:
