@@ -338,7 +338,10 @@ def nightly_parity(
         runs=len(found),
         apart=len(apart),
         reason=f"loss curve does not follow the median of the last {len(good)} good runs: {first}" if apart else "",
-        is_higher=any((curve.mean or 0.0) >= 0 or (curve.largest or 0.0) > bands.single_step for curve in apart),
+        is_higher=any(
+            (curve.mean or 0.0) >= 0 or (curve.tail or 0.0) > bands.tail or (curve.largest or 0.0) > bands.single_step
+            for curve in apart
+        ),
     )
 
 

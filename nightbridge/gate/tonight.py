@@ -33,7 +33,7 @@ class NightlyParity(NamedTuple):
     """How tonight's losses follow those of the last good nights: how many runs there are and how many do not.
 
     `reason`: how far the first of those is away, or why nobody knows; empty where all follow. `is_higher`: whether its
-    loss is too high, or uneven, rather than too low throughout.
+    loss is too high, also only at its end, or uneven, rather than too low throughout.
     """
 
     runs: int

@@ -190,12 +190,12 @@ class TestLosses:
         return [row_of(record, make_verdict(VerdictStatus.PASSED, night=record.spec.night)) for record in records]
 
     @staticmethod
-    def run(store: DirectoryStore, number: int, late: float = 1.0) -> RunRecord:
-        """A stored run of fifty iterations; those of its second half have their loss multiplied."""
+    def run(store: DirectoryStore, number: int, late: float = 1.0, early: float = 1.0) -> RunRecord:
+        """A stored run of fifty iterations; those of its two halves have their loss multiplied."""
         noise = np.random.default_rng(number)
         losses = [2 + 6 * float(np.exp(-step / 10)) for step in range(1, 51)]
         losses = [
-            loss * (1 + 1e-5 * noise.standard_normal()) * (late if step > 25 else 1)
+            loss * (1 + 1e-5 * noise.standard_normal()) * (late if step > 25 else early)
             for step, loss in enumerate(losses, 1)
         ]
         anchors = tuple((step, losses[step - 1]) for step in (1, 13, 25, 38, 50))
@@ -203,8 +203,8 @@ class TestLosses:
         record = make_record(summary, night(number), gate=GatePolicy(deterministic=False))
         return commit_run(store, record, dict(enumerate(losses, 1)))
 
-    def judge(self, store: DirectoryStore, rows: Sequence[HistoryRow]) -> Verdict:
-        tonight = self.run(store, 10, late=1.004)
+    def judge(self, store: DirectoryStore, rows: Sequence[HistoryRow], **fields: float) -> Verdict:
+        tonight = self.run(store, 10, **{"late": 1.004, **fields})
         return compare(tonight, rows, gather_evidence(store, tonight, history=rows))
 
     @pytest.mark.parametrize("damaged", [0, 1, 3])
@@ -218,6 +218,14 @@ class TestLosses:
 
         assert verdict.status is VerdictStatus.REGRESSED
         assert "loss curve does not follow the median of the last 8 good runs" in " ".join(verdict.reasons)
+
+    @pytest.mark.parametrize(
+        ("late", "status"), [(1.003, VerdictStatus.REGRESSED), (0.996, VerdictStatus.PASSED)], ids=["above", "below"]
+    )
+    def test_a_loss_that_was_lower_first_is_judged_by_where_it_ends(
+        self, store: DirectoryStore, nights: list[HistoryRow], late: float, status: VerdictStatus
+    ) -> None:
+        assert self.judge(store, nights, late=late, early=0.996).status is status
 
     def test_a_verdict_says_so_where_too_few_can_be_read(self, store: DirectoryStore, nights: list[HistoryRow]) -> None:
         for row in nights[4:]:
