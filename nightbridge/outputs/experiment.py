@@ -51,7 +51,10 @@ _LOG_SUFFIX = ".out"
 EVENT_FOLDER = "tb_logs"
 """The folder of the event files, below the job's folder or a run's own output folder."""
 _NUMBERS_AT_END = re.compile(r"(?:_\d+)+$")
-_PROFILE_FOLDERS = frozenset(("nsys_profile", "pytorch_profile"))
+_PROFILE_FOLDERS = frozenset(("nsys_profile", "pytorch_profile", "torch_profile", "chakra"))
+"""nsys writes into the first; PyTorch's profiler beside the event files, its memory snapshots into the second."""
+_PROFILES = ("snapshot*.pickle", "*.pt.trace.json*")
+"""Memory snapshots, one for each rank; and PyTorch's traces, which before v0.4 lie among the event files."""
 _LAUNCHER_FILES = ("*.tar.gz", "scripts/*", "configs/*_executor.yaml", "configs/*_config.yaml", "env_*.log")
 """What NeMo-Run itself writes into the job's folder. It names secrets in clear text, so it is never stored."""
 
@@ -283,7 +286,7 @@ def _first_named(files: list[Path], name: str) -> Path | None:
 
 def _is_profile(path: Path, job: Job) -> bool:
     folders = path.parts[len(job.attempt_dir.parts) : -1]
-    return path.name == "snapshot.pickle" or not _PROFILE_FOLDERS.isdisjoint(folders)
+    return any(map(path.match, _PROFILES)) or not _PROFILE_FOLDERS.isdisjoint(folders)
 
 
 class RunToRead(Model):

@@ -46,6 +46,23 @@ class TestReadRun:
             "launcher.log",
         ]
 
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "nsys_profile/profile_0.nsys-rep",
+            "torch_profile/rank-0.json.gz",
+            "chakra/rank-0.json.gz",
+            "tb_logs/node1_4242.1760000000000000000.pt.trace.json",  # v0.3
+            "pytorch_profile/snapshot_0.pickle",
+            "snapshot_0.pickle",
+            "snapshot_oom_rank-7.pickle",
+        ],
+    )
+    def test_what_a_profiler_of_any_release_writes_is_a_profile(self, run_folder: RunFolder, name: str) -> None:
+        profile = run_folder.write(name, "x")
+        output = read_run(run_folder.job, None)
+        assert (output.profiles, output.not_stored) == ((profile,), ())
+
     def test_a_run_without_a_container_is_found_in_its_output_folder(
         self, run_folder: RunFolder, event_file: Callable[..., EventFileBuilder], write_checkpoint: Callable[..., Path]
     ) -> None:
