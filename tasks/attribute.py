@@ -36,7 +36,7 @@ from nightbridge.history.rows import HistoryRow, gpu_hours
 from nightbridge.images.image import versions_between
 from nightbridge.images.registry import registry_tags
 from nightbridge.models import RunRecord, Site
-from nightbridge.tasks.bisect import decisions_of, inner_of, repo_of, show_answer, stored_base, verdict_of
+from nightbridge.tasks.bisect import dearer, decisions_of, inner_of, repo_of, show_answer, stored_base, verdict_of
 from nightbridge.tasks.mirror import artifact_key
 from nightbridge.tasks.site import commits_between, image_login, open_bumps, store_of
 from nightbridge.tasks.stage import never_reused, stage
@@ -77,13 +77,13 @@ def cost_of(test_id: str, request: AttributionRequest, site: Site) -> str:
 
 
 def usual_cost(plan: AttributionPlan, site: Site) -> float:
-    """What a run of an attribution usually costs, in GPU-hours; 0 where that is not known.
+    """What a run of an attribution usually costs, in GPU-hours; 0 where it is not known.
 
     It is what the dearer one of both nights cost: half of the runs are as good as the good one, and where the bad one
     died at once, these are what the search costs.
     """
-    records = [load_record(store_of(site), prefix) for prefix in (plan.good, plan.bad)]
-    return max((gpu_hours(record) or 0.0 for record in records if record), default=0.0)
+    bad = load_record(store_of(site), plan.bad)
+    return (gpu_hours(dearer(store_of(site), plan.good, bad)) or 0.0) if bad else 0.0
 
 
 def earlier_result(plan: AttributionPlan, site: Site) -> AttributionResult | None:

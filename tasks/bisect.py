@@ -1,6 +1,7 @@
 """The stages of a bisect besides those of a run: what is searched, what a point measured, and the answer."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from prefect.logging import get_run_logger
@@ -20,7 +21,7 @@ from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import Decision, as_of, read_decisions
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import nights_of
-from nightbridge.history.rows import HistoryRow
+from nightbridge.history.rows import HistoryRow, gpu_hours
 from nightbridge.models import GitRepo, RunRecord, Site, Verdict
 from nightbridge.nights.records import read_verdict
 from nightbridge.slurm.factory import cluster_of
@@ -78,10 +79,23 @@ def _check_named(plan: BisectPlan, test_id: str, request: BisectRequest, site: S
 
 
 def price(test_id: str, request: BisectRequest, site: Site) -> str:
-    """What a bisect will about cost, its earlier runs taken off; said before it begins."""
+    """What a bisect will about cost, its earlier runs taken off; said before it begins.
+
+    Each run is taken to be as long as the longer one of both nights: a bad one may have died at once.
+    """
     store, plan = store_of(site), find_plan(test_id, request, site)
     base = load_record(store, plan.base)
-    return price_of(plan, stored_points(store, plan, base), base) if base else ""
+    if base is None:
+        return ""
+    return price_of(plan, stored_points(store, plan, base), dearer(store, plan.good_run, base))
+
+
+def dearer(store: ObjectStore, good: str, bad: RunRecord) -> RunRecord:
+    """The good run, by its prefix, or the bad one: what took more GPU-hours. One that is gone or damaged does not."""
+    found = None
+    with suppress(DamagedData):
+        found = load_record(store, good) if good else None
+    return max(bad, found or bad, key=lambda record: gpu_hours(record) or 0.0)
 
 
 def decisions_of(store: ObjectStore, rows: Sequence[HistoryRow]) -> tuple[Decision, ...]:

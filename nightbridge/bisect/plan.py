@@ -138,6 +138,7 @@ class BisectPlan(Question, SearchedRange, StoredModel):
     others: tuple[SearchedRange, ...] = Field((), description="Further repositories, in the order of their places.")
     prior: tuple[float, ...]
     base: str
+    good_run: str = Field("", description="Prefix of the last good run; empty in an older plan.")
     known: tuple[Measured, ...] = Field((), description="What runs that were made for another question say of it.")
 
     @property
@@ -232,6 +233,7 @@ def make_plan(
         others=ranges[1:],
         prior=_prior(rows, shift, ranges, request),
         base=shift.bad.prefix,
+        good_run=shift.good.prefix,
     )
 
 

@@ -143,7 +143,7 @@ def price_of(plan: BisectPlan, points: Sequence[Point], base: RunRecord) -> str:
     Args:
         plan: What is searched.
         points: The runs that it has already.
-        base: The bad night's own run, as long as which each further one is taken to be.
+        base: The run as long as which each further one is taken to be.
     """
     runs = _runs_ahead(plan, points)
     hours = gpu_hours(base) or 0.0

@@ -10,7 +10,7 @@ from nightbridge.history.history_store import put_row
 from nightbridge.history.rows import row_of
 from nightbridge.models import RangeCommit, Site, VerdictStatus, utc_now
 from nightbridge.tasks import attribute
-from nightbridge.tasks.attribute import earlier_result, plan_descent, usual_cost
+from nightbridge.tasks.attribute import earlier_result, plan_descent
 from nightbridge.tasks.site import store_of
 from tests.builders import ATTRIBUTION_PLAN, exchange_runs, make_record, make_summary, make_verdict
 
@@ -51,14 +51,3 @@ def test_a_new_attempt_of_the_bad_night_does_not_keep_its_commits_from_being_sea
 
     assert planned is not None
     assert [step.commit for step in planned.commits] == ["2" * 40]
-
-
-def test_a_run_is_taken_to_cost_what_the_night_did_that_ran_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hours = {"runs/good": 32.0, "runs/bad": 0.5}
-    monkeypatch.setattr(attribute, "load_record", lambda _store, prefix: prefix if prefix in hours else None)
-    monkeypatch.setattr(attribute, "gpu_hours", hours.get)
-
-    assert usual_cost(ATTRIBUTION_PLAN, Site(workspace=tmp_path)) == 32.0
-    assert usual_cost(ATTRIBUTION_PLAN.model_copy(update={"good": "runs/pruned"}), Site(workspace=tmp_path)) == 0.5

@@ -7,11 +7,12 @@ import pytest
 
 from nightbridge.bisect.plan import BisectPlan, BisectRequest, keep_plan
 from nightbridge.bisect.search import BisectPolicy
-from nightbridge.errors import InvalidInput
-from nightbridge.models import ClusterSettings, Site
-from nightbridge.tasks.bisect import find_plan
+from nightbridge.errors import DamagedData, InvalidInput
+from nightbridge.models import ClusterSettings, RunRecord, Site
+from nightbridge.tasks import bisect
+from nightbridge.tasks.bisect import dearer, find_plan
 from nightbridge.tasks.site import store_of
-from tests.builders import ATTRIBUTION_PLAN
+from tests.builders import ATTRIBUTION_PLAN, make_record
 
 
 @pytest.fixture
@@ -53,3 +54,22 @@ def test_a_bisect_that_is_named_answers_no_other_question(
 
     with pytest.raises(InvalidInput, match=what):
         find_plan(test_id, BisectRequest(bisect_id=plan.bisect_id, **request_of), elsewhere)
+
+
+def test_a_run_of_a_search_is_taken_to_cost_what_the_night_did_that_ran_to_its_end(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, (crashed, whole) = store_of(site), (make_record(night=night) for night in ("2026-11-21", "2026-11-20"))
+    hours = {crashed.prefix: 0.5, whole.prefix: 32.0}
+
+    def stored(_store: object, prefix: str) -> RunRecord | None:
+        if prefix == "damaged":
+            raise DamagedData("not a manifest")
+        return whole if prefix == whole.prefix else None
+
+    monkeypatch.setattr(bisect, "load_record", stored)
+    monkeypatch.setattr(bisect, "gpu_hours", lambda record: hours[record.prefix])
+
+    found = [dearer(store, good, crashed) for good in (whole.prefix, "pruned", "damaged", "")]
+
+    assert found == [whole, crashed, crashed, crashed]
