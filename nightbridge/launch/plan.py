@@ -23,6 +23,7 @@ from nightbridge.launch.flags import (
     FORMATS,
     TEST_FLAGS,
     V0_3_0,
+    V0_5_0,
     KnownFlags,
     Version,
     escaped,
@@ -196,7 +197,7 @@ def launcher_version(known: KnownFlags) -> Version:
 
 
 def _check_test(test: TestDefinition, known: KnownFlags, cluster: ClusterSettings) -> None:
-    refused = (*unknown_flags(test, known), *wrong_choices(test, known), *unsafe_values(test))
+    refused = (*unknown_flags(test, known), *wrong_choices(test, known), *unsafe_values(test, launcher_version(known)))
     problems = [f"{path}: {reason}" for path, reason in refused]
     problems += [
         f"env_vars.{name} of {cluster.name}: {value!r} {reason}"
@@ -216,6 +217,7 @@ def _argv(
 ) -> tuple[str, ...]:
     words = list(_words(values, known))
     carried = [word for flag in FLAGS if flag.format == "escaped" for word in written(flag, values.get(flag.field, ""))]
+    carried += [values.get(_KEPT_BY_LAUNCHER, "")]
     _check_words((str(launcher), *words), {*values.get("custom_bash_cmds", ()), *carried}, why_unsafe)
     _check_words(hydra, set(), why_unsafe_escaped)
     return (str(python), str(launcher), *words, *map(escaped, hydra))
@@ -394,12 +396,18 @@ def wrong_choices(test: TestDefinition, known: KnownFlags) -> Iterator[tuple[str
                 yield f"cmd_args.{field}", f"{word!r} is not one of {', '.join(allowed)}{hint}"
 
 
-def unsafe_values(test: TestDefinition) -> Iterator[tuple[str, str]]:
-    """Texts that would not reach the job as they are written, each with the reason."""
+_KEPT_BY_LAUNCHER = "additional_slurm_params"
+"""Read by the launcher alone from v0.5.0 on, in no batch script: its own separator, a semicolon, is safe there."""
+
+
+def unsafe_values(test: TestDefinition, version: Version) -> Iterator[tuple[str, str]]:
+    """Texts that would not reach the job of a version's launcher as they are written, each with the reason."""
     for field, value in test.cmd_args.items():
-        if not isinstance(value, _NUMBERS):
-            for word, problem in _unsafe_words(field, tuple(value) if isinstance(value, list) else value):
-                yield f"cmd_args.{field}", f"{word!r} {problem}"
+        is_kept = field == _KEPT_BY_LAUNCHER and version >= V0_5_0
+        for part in str(value).split(";") if is_kept else [value]:
+            if not isinstance(part, _NUMBERS):
+                for word, problem in _unsafe_words(field, tuple(part) if isinstance(part, list) else part):
+                    yield f"cmd_args.{field}", f"{word!r} {problem}"
     for key, text in test.extra_cmd_args.items():
         if reason := why_unsafe(key.removeprefix("~")) or why_unsafe_escaped(text):
             yield f"extra_cmd_args.{key}", f"{_override(key, text)!r} {reason}"

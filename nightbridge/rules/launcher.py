@@ -168,12 +168,12 @@ def _version_unknown(run: RuleContext) -> Iterator[str]:
 @rule(
     "launch-safe",
     "NeMo-Run: the template of its batch script",
-    ("cmd_args", "extra_cmd_args", "extra_env_vars", "extra_container_mounts"),
+    ("cmd_args", "extra_cmd_args", "extra_env_vars", "extra_container_mounts", "git_repos"),
     alone=True,
 )
 def _launch_safe(run: RuleContext) -> Iterator[str]:
     """The batch script quotes arguments in a way that some characters do not survive."""
-    return (f"{field}: {reason}" for field, reason in unsafe_values(run.test))
+    return (f"{field}: {reason}" for field, reason in unsafe_values(run.test, run.version))
 
 
 _HYDRA = "Hydra: the grammar of overrides"

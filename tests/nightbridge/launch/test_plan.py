@@ -163,6 +163,13 @@ def test_a_token_travels_as_a_reference_and_lets_the_libraries_go_online(plan: P
     assert "-hf" not in made.argv
 
 
+def test_parameters_that_the_launcher_keeps_to_itself_are_separated_as_it_wants(plan: Planner) -> None:
+    run = spec({"additional_slurm_params": "qos=high;constraint=gpu"}, version="v0.5.0")
+    assert after(plan(run), "--additional_slurm_params") == "qos=high;constraint=gpu"
+    with pytest.raises(InvalidInput, match="a shell character"):
+        plan(spec({"additional_slurm_params": "qos=high;constraint=gpu"}))
+
+
 def test_a_secret_of_the_test_wins_over_a_variable_of_the_cluster(plan: Planner) -> None:
     cluster = SLURM.model_copy(update={"env_vars": {"HF_TOKEN": "old", "NCCL_DEBUG": "INFO"}})
     made = plan(spec(secrets={"HF_TOKEN": SecretRef(source="env", name="MINE")}), cluster=cluster)
