@@ -230,9 +230,17 @@ def _with_limits(result: MetricResult, series: MetricSeries) -> MetricResult:
 
 
 def _worse_by_itself(result: MetricResult, series: MetricSeries, reason: str, agreement: Agreement) -> MetricResult:
-    """The same, a regression whatever the last good point does; until further runs of the night say so, too."""
+    """The same, a regression whatever the last good point does; one that is new until further runs say so, too."""
     comparison = result.comparison.model_copy(update={"status": "regressed"})
-    return MetricResult(comparison, reason, agreement, reruns_wanted(agreement, series.gate), absolute=True)
+    metric, tonight = series.metric, series.tonight
+    stands = any(
+        metric.name in night.own.worse
+        and night.own.verdict is VerdictStatus.REGRESSED
+        and not is_accepted(tonight.evidence.decisions, metric.name, night.own.night)
+        for night in tonight.nights[-2:-1]
+    )
+    reruns = 0 if stands else reruns_wanted(agreement, series.gate)
+    return MetricResult(comparison, reason, agreement, reruns, absolute=True)
 
 
 def _with_parity(result: MetricResult, series: MetricSeries) -> MetricResult:

@@ -227,6 +227,15 @@ class TestLosses:
     ) -> None:
         assert self.judge(store, nights, late=late, early=0.996).status is status
 
+    def test_what_stands_is_not_run_again_every_night(self, store: DirectoryStore, nights: list[HistoryRow]) -> None:
+        first = self.run(store, 8, late=1.004)
+        new = compare(first, nights, gather_evidence(store, first, history=nights))
+
+        stands = self.judge(store, [*nights, row_of(first, new)])
+
+        assert (new.status, new.reruns) == (VerdictStatus.REGRESSED, 2)
+        assert (stands.status, stands.reruns) == (VerdictStatus.REGRESSED, 0)
+
     def test_a_verdict_says_so_where_too_few_can_be_read(self, store: DirectoryStore, nights: list[HistoryRow]) -> None:
         for row in nights[4:]:
             store.put(f"{row.prefix}/metrics.parquet", b"PAR1")
