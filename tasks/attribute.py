@@ -31,6 +31,7 @@ from nightbridge.attribution.result import (
 from nightbridge.bisect import plan as bisect_plans
 from nightbridge.bisect.plan import BisectPlan
 from nightbridge.bisect.shift import Shift
+from nightbridge.errors import InvalidInput
 from nightbridge.harvest.manifest import load_record, run_key_of
 from nightbridge.history.rows import HistoryRow, gpu_hours
 from nightbridge.images.image import versions_between
@@ -162,5 +163,8 @@ def keep_answer(result: AttributionResult, site: Site) -> AttributionResult:
 def _shift_of(plan: AttributionPlan, rows: tuple[HistoryRow, ...]) -> Shift:
     """What became worse, as the plan has it, though another attempt of a run may be in the history by now."""
     by_key = {row.run_key: row for row in rows}
-    good, bad = (by_key[run_key_of(prefix)] for prefix in (plan.good, plan.bad))
+    ends = [run_key_of(prefix) for prefix in (plan.good, plan.bad)]
+    if gone := [key for key in ends if key not in by_key]:
+        raise InvalidInput("not in the history of this test", subject=gone[0], advice="Name other nights")
+    good, bad = (by_key[key] for key in ends)
     return Shift(plan.metric, plan.metric, plan.statistic, plan.unit, plan.since, good, bad, plan.levels)

@@ -100,8 +100,9 @@ def find_rows(
 ) -> tuple[HistoryRow, ...]:
     """The runs of a test in all of its series until the night that is searched, oldest first; of a sweep, of one point.
 
-    That is the point of the run that the request names, else one that is bad in the latest night. A changed
-    configuration starts a new series, and may be the cause.
+    That is the point of the run that the request names, else one that is bad in the latest night; and of a night in
+    which several scenarios ran the test, its scenario's. A changed configuration starts a new series, and may be the
+    cause.
 
     Raises:
         InvalidInput: The store has no history of the test, or not that run or night of it.
@@ -118,12 +119,15 @@ def find_rows(
             "no such run in the history", subject=request.run_key, advice="Name another run, or the test"
         )
     known = rows_until(rows, request.until or (named.night if named else None))
-    point = (named or _worst_of_latest_night(known)).sweep_point
-    return tuple(row for row in known if row.sweep_point == point)
+    chosen = named or _worst_of_latest_night(known)
+    # In a night that two scenarios have run the test in, only one run is the night's own.
+    beside = {row.night for row in known if row.scenario == chosen.scenario}
+    own = (row for row in known if row.scenario == chosen.scenario or row.night not in beside)
+    return tuple(row for row in own if row.sweep_point == chosen.sweep_point)
 
 
 def _worst_of_latest_night(rows: Sequence[HistoryRow]) -> HistoryRow:
-    """A run of the latest night: of a sweep one that regressed or broke, where one did."""
+    """A run of the latest night: of a sweep, or of several scenarios, one that regressed or broke, where one did."""
     latest = nights_of(rows)[-1].own
     points = [row for row in rows if row.night == latest.night and not row.repeat]
     return next((row for row in points if row.verdict in (VerdictStatus.REGRESSED, *BROKEN)), latest)

@@ -6,6 +6,7 @@ import pytest
 
 from nightbridge.attribution.result import evaluate, keep_result
 from nightbridge.bisect.search import BisectPolicy
+from nightbridge.errors import InvalidInput
 from nightbridge.history.history_store import put_row
 from nightbridge.history.rows import row_of
 from nightbridge.models import RangeCommit, Site, VerdictStatus, utc_now
@@ -51,3 +52,14 @@ def test_a_new_attempt_of_the_bad_night_does_not_keep_its_commits_from_being_sea
 
     assert planned is not None
     assert [step.commit for step in planned.commits] == ["2" * 40]
+
+
+def test_a_night_that_is_in_no_history_any_more_is_said(tmp_path: Path) -> None:
+    site = Site(workspace=tmp_path)
+    bad = row_of(make_record(make_summary((1.0,) * 50), "2026-11-02"), make_verdict(VerdictStatus.PASSED))
+    put_row(store_of(site), bad)
+    about = {"test_id": bad.test_id, "cluster": bad.cluster, "series": bad.series, "bad": bad.prefix}
+    plan = ATTRIBUTION_PLAN.model_copy(update={**about, "good": "runs/t/n1/gone-n1-0123456789/a1"})
+
+    with pytest.raises(InvalidInput, match="gone-n1-0123456789: not in the history"):
+        plan_descent.fn(evaluate(plan, exchange_runs([1])), (1,), site)

@@ -1,7 +1,7 @@
 """From a history to what an attribution asks, kept and found again."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -170,6 +170,20 @@ def test_of_a_sweep_the_point_of_the_run_that_is_named_is_searched_until_its_nig
     rows = find_rows(swept, "llama3-8b", "dgx", SearchRequest(run_key=run_key))
 
     assert [(each.sweep_point, each.night) for each in rows] == [({"cmd_args.tp": tp}, night(2))]
+
+
+def test_a_scenario_in_which_the_test_is_good_hides_no_other_one_s_regression(store: DirectoryStore) -> None:
+    for one in ROWS:
+        weekly = {"run_key": f"weekly-{one.run_key}", "scenario": "weekly", "summary": ROWS[0].summary, "worse": {}}
+        earlier = {"harvested_at": one.harvested_at - timedelta(hours=1), "verdict": VerdictStatus.PASSED}
+        put_row(store, one)
+        put_row(store, one.model_copy(update=weekly | earlier))
+
+    for request in (REQUEST, AttributionRequest(run_key=ROWS[4].run_key)):
+        rows = find_rows(store, ROWS[0].test_id, ROWS[0].cluster, request)
+        found = find_change(rows, lambda _row: None, request)
+
+        assert (found.good.night, found.bad.run_key) == (night(2), ROWS[3].run_key)
 
 
 def test_a_run_that_is_in_no_history_is_refused(swept: DirectoryStore) -> None:
