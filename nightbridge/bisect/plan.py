@@ -263,7 +263,16 @@ def point_run(plan: BisectPlan, base: RunRecord, place: int, number: int) -> Run
     `base` is the bad night's own run; `number` counts the runs of the place from 1.
     """
     again = searched_run(run_at(base, plan.pins_at(place), plan.former_at(place)), plan)
-    return again.model_copy(update={"night": plan.bisect_id, "repeat": place * RUNS_OF_A_POINT + number})
+    return again.model_copy(update=_name_of_point(plan, place, number))
+
+
+def point_key(plan: BisectPlan, base: RunRecord, place: int, number: int) -> str:
+    """The key of that run, without the run: of a long range there are a hundred thousand of them."""
+    return base.spec.model_copy(update=_name_of_point(plan, place, number)).run_key
+
+
+def _name_of_point(plan: BisectPlan, place: int, number: int) -> dict[str, str | int]:
+    return {"night": plan.bisect_id, "repeat": place * RUNS_OF_A_POINT + number}
 
 
 def searched_run(run: RunSpec, question: Question) -> RunSpec:

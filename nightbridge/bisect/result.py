@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from nightbridge.bisect.plan import BUMPS, RANGES, RUNS_OF_A_POINT, BisectPlan, Step, point_run, short_name
+from nightbridge.bisect.plan import BUMPS, RANGES, RUNS_OF_A_POINT, BisectPlan, Step, point_key, short_name
 from nightbridge.bisect.search import Answer, Failure, Measured
 from nightbridge.bisect.shift import Question, failure_of, metric_named
 from nightbridge.harvest.manifest import load_record
@@ -83,7 +83,7 @@ def stored_points(store: ObjectStore, plan: BisectPlan, base: RunRecord) -> tupl
     Raises:
         DamagedData: A stored run or its verdict is not what was committed.
     """
-    folder = f"runs/{point_run(plan, base, 0, 1).test_slug}/{plan.bisect_id}/"
+    folder = f"runs/{base.spec.test_slug}/{plan.bisect_id}/"
     stored = {
         parts[-2]: found.key for found in store.list(folder) if (parts := found.key.split("/"))[-1] == "verdict.json"
     }
@@ -93,7 +93,7 @@ def stored_points(store: ObjectStore, plan: BisectPlan, base: RunRecord) -> tupl
     for place in plan.places:
         # Of a place more than the policy allows, where an earlier request's allowed more.
         for number in range(1, max(plan.policy.most_runs, len(stored)) + 1):
-            key = stored.get(point_run(plan, base, place, number).run_key)
+            key = stored.get(point_key(plan, base, place, number))
             verdict = read_stored(store, key, Verdict, what="not a verdict", advice=_ADVICE) if key else None
             if verdict is not None:
                 points.append(point_of(plan, place, number, verdict, load_record(store, verdict.prefix)))

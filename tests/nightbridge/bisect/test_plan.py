@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nightbridge.bisect.plan import BisectPlan, BisectRequest, keep_plan, load_plan, make_plan, point_run
+from nightbridge.bisect.plan import BisectPlan, BisectRequest, keep_plan, load_plan, make_plan, point_key, point_run
 from nightbridge.bisect.result import Point, evaluate, next_points, point_of, price_of, result_lines, stored_points
 from nightbridge.bisect.search import BisectPolicy, Failure, Levels
 from nightbridge.bisect.shift import failure_of, requested_shift
@@ -502,9 +502,10 @@ def test_a_point_waits_for_no_other_run_and_only_a_failure_s_is_held_to_golden_v
 def test_every_run_of_every_point_has_a_key_of_its_own(plan: BisectPlan, make_record: Callable[..., RunRecord]) -> None:
     base = make_record()
 
-    keys = {point_run(plan, base, place, number).run_key for place in plan.places for number in range(1, 100)}
+    keys = {point_key(plan, base, place, number) for place in plan.places for number in range(1, 100)}
 
     assert len(keys) == len(plan.places) * 99
+    assert {point_run(plan, base, place, 7).run_key for place in plan.places} <= keys
 
 
 def test_the_first_plan_of_an_id_holds(plan: BisectPlan, store: DirectoryStore) -> None:
