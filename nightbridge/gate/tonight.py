@@ -197,15 +197,17 @@ class MetricSeries:
         ]
 
 
-def slow_mode(tonight: Tonight, worse: Set[str]) -> str:
+def slow_mode(tonight: Tonight, worse: Set[str], too_good: Set[str] = frozenset()) -> str:
     """Why a test has two speeds, whatever its code; empty where it has one, and where that does not explain tonight.
 
     It does not where something else is worse than speeds, by the metrics that are, a run is slower than the slow mode,
-    or no run of a week is fast. What the canary and the nodes explain is taken out where the modes are looked for.
+    or no run of a week is fast; nor, of what is too good to be believed, the other way round. What the canary and the
+    nodes explain is taken out where the modes are looked for.
     """
     from nightbridge.history.noise import find_modes
 
-    if worse - {"slow_steps", "tail_slowdown", *(metric.name for metric in METRICS if metric.follows_cluster)}:
+    speeds = {"slow_steps", "tail_slowdown", *(metric.name for metric in METRICS if metric.follows_cluster)}
+    if (worse | too_good) - speeds:
         return ""
     step_time = METRIC_BY_NAME["step_time"]
     own = tuple(None if night.own.resumed else night for night in tonight.nights)
@@ -214,8 +216,11 @@ def slow_mode(tonight: Tonight, worse: Set[str]) -> str:
     if modes is None:
         return ""
     nights = [[measured(step_time, run.summary) or 0.0 for run in night.runs] for night in tonight.nights]
-    is_new = all(value >= modes.edge for night in nights[-NEW_SHARE:] for value in night)
-    if worse and (is_new or min(nights[-1]) > modes.slow * (1 + step_time.threshold(tonight.gate))):
+    is_slow = [value >= modes.edge for night in nights[-NEW_SHARE:] for value in night]
+    width = step_time.threshold(tonight.gate)
+    if worse and (all(is_slow) or min(nights[-1]) > modes.slow * (1 + width)):
+        return ""
+    if too_good and (not any(is_slow) or min(nights[-1]) < modes.fast * (1 - width)):
         return ""
     slow = sum(value >= modes.edge for value in nights[-1])
     return (

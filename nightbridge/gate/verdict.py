@@ -98,9 +98,7 @@ COMPARED: tuple[tuple[ComparisonStatus, VerdictStatus], ...] = (
     ("passed", VerdictStatus.PASSED),
 )
 
-MAY_BE_MODES = frozenset(
-    {VerdictStatus.PASSED, VerdictStatus.IMPROVED, VerdictStatus.REGRESSED, VerdictStatus.UNSTABLE}
-)
+MAY_BE_MODES = frozenset(map(VerdictStatus, ("passed", "improved", "regressed", "unstable", "suspicious")))
 
 BAD_COMPARISONS: dict[VerdictStatus, ComparisonStatus] = {
     VerdictStatus.REGRESSED: "regressed",
@@ -221,7 +219,9 @@ def _verdict(
         reasons = _comparison_reasons(results) + _slow_steps(record, results) + (golden.reasons if golden else ())
         worse = {result.comparison.metric for result in results if result.comparison.status == "regressed"}
         worse |= {GOLDEN} if golden and not (golden.as_good or golden.only_slower) else set()
-        if tonight and status in MAY_BE_MODES and (modes := slow_mode(tonight, worse)):
+        is_too_good = status is VerdictStatus.SUSPICIOUS
+        too_good = {one.comparison.metric for one in results if is_too_good and one.comparison.status == "suspicious"}
+        if tonight and status in MAY_BE_MODES and (modes := slow_mode(tonight, worse, too_good)):
             status, reasons = VerdictStatus.UNSTABLE, (modes, *reasons)
         if tonight:
             wanted = max(results, key=lambda result: result.reruns, default=None)

@@ -108,6 +108,23 @@ def test_a_test_with_two_speeds_is_unstable_whatever_tonight_was_and_nobody_is_b
 
 
 @pytest.mark.parametrize(
+    ("tonight", "status"),
+    [
+        ([1.0], VerdictStatus.UNSTABLE),
+        ([0.7], VerdictStatus.SUSPICIOUS),
+        ([1.001, 1.002, 1.0, 0.999, 1.001, 1.002, 1.0], VerdictStatus.SUSPICIOUS),
+    ],
+    ids=["the fast one", "faster than that", "a week without a slow run"],
+)
+def test_of_two_speeds_far_apart_the_fast_one_is_not_too_good_where_a_test_began_slow(
+    tonight: list[float], status: VerdictStatus
+) -> None:
+    nights = [1.3, *two_speeds(50, 0.4, seed=4, sigma=GOOD, slow=1.3), 1.3]
+
+    assert judge_nights([*nights, *tonight])[-1].status is status
+
+
+@pytest.mark.parametrize(
     ("only_slower", "expected"),
     [(False, (VerdictStatus.REGRESSED, "new")), (True, (VerdictStatus.UNSTABLE, "standing"))],
 )
