@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,12 @@ from prefect.settings import (
 )
 
 from nightbridge.errors import InvalidInput, PermanentError, TransientError
-from nightbridge.flows.embedded_server import EmbeddedServer, refuse_newer_database
+from nightbridge.flows.embedded_server import (
+    EmbeddedServer,
+    _alone_with_an_old_database,
+    _migrations,
+    refuse_newer_database,
+)
 from nightbridge.flows.server import reach_server
 from tests.real.prefect_server import make_home
 from tests.real.slurm_daemons import free_ports
@@ -159,10 +165,31 @@ def test_threads_that_need_one_at_the_same_moment_start_one(monkeypatch: pytest.
     assert (len(started), server.running) == (1, True)
 
 
+def test_processes_that_need_a_new_database_at_the_same_moment_make_it_one_after_the_other(tmp_path: Path) -> None:
+    database = tmp_path / "prefect.db"
+    making: list[int] = []
+    most: list[int] = []
+
+    def make() -> None:
+        with _alone_with_an_old_database(60):
+            making.append(1)
+            most.append(len(making))
+            time.sleep(0.1)
+            making.pop()
+
+    with (
+        temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{database}"}),
+        ThreadPoolExecutor(3) as threads,
+    ):
+        for each in [threads.submit(copy_context().run, make) for _ in range(3)]:
+            each.result()
+
+    assert most == [1, 1, 1]
+
+
 def test_one_that_cannot_start_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The parents of a database's folder are made, but not where a file stands in their place.
-    (tmp_path / "file").write_text("no folder")
-    database = f"sqlite+aiosqlite:///{tmp_path}/file/prefect.db"
+    (tmp_path / "prefect.db").write_bytes(b"no database" * 1000)
+    database = f"sqlite+aiosqlite:///{tmp_path}/prefect.db"
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", database)
     begun = time.monotonic()
 
@@ -192,6 +219,19 @@ def test_a_database_of_a_newer_prefect_is_refused_before_a_server_starts(
         expected,
     ):
         refuse_newer_database()
+
+
+def test_a_database_of_this_prefect_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    newest = _migrations()[0].name.split("_")[4]
+    with closing(sqlite3.connect(tmp_path / "prefect.db")) as database, database:
+        database.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        database.execute("INSERT INTO alembic_version VALUES (?)", (newest,))
+
+    with (
+        temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{tmp_path}/prefect.db"}),
+        _alone_with_an_old_database(60),
+    ):
+        assert [path.name for path in tmp_path.iterdir()] == ["prefect.db"]
 
 
 @pytest.mark.parametrize("found", [None, b"no database"])
