@@ -46,6 +46,9 @@ WITHOUT_RESULT = frozenset({VerdictStatus.CANCELLED, VerdictStatus.INFRASTRUCTUR
 MODES_TAKE_TURNS = 15
 """A test that was unstable in so many nights is so still: a fast night in between says nothing else."""
 
+SPEEDS = frozenset({METRIC_BY_NAME["step_time"].fact})
+"""What two speeds of a test are about."""
+
 LONGEST = 200
 """Characters of a failure's signature: what comes after them is detail."""
 
@@ -221,8 +224,8 @@ def standing(verdict: Verdict, nights: Sequence[Night], decisions: Sequence[Deci
         nights: Oldest first and judged, tonight itself last.
         decisions: Users': what is bad beside an accepted level is new.
     """
-    known = (_same_run(night, nights[-1].own) for night in nights[:-1])
-    judged = [row for row in known if row.verdict not in WITHOUT_RESULT]
+    before_tonight = (_same_run(night, nights[-1].own) for night in nights[:-1])
+    judged = [row for row in before_tonight if row.verdict not in WITHOUT_RESULT]
     before = judged[-1].verdict if judged else None
     if not EXIT_CODES[verdict.status]:
         if before and EXIT_CODES[before]:
@@ -234,8 +237,11 @@ def standing(verdict: Verdict, nights: Sequence[Night], decisions: Sequence[Deci
     judged = [as_decided(row, decisions) for row in judged]
     judged = [good_for(row, facts) for row in judged] if regressed and facts else judged
     if verdict.status is VerdictStatus.UNSTABLE:
-        unstable = [row.night for row in judged[-MODES_TAKE_TURNS:] if row.verdict is verdict.status]
-        return Standing("standing", unstable[0]) if unstable else Standing("new", verdict.night)
+        unstable = [row for row in judged[-MODES_TAKE_TURNS:] if row.verdict is verdict.status]
+        # Two speeds take turns; that a night's runs disagree in something else is another matter.
+        known = SPEEDS | facts_of(name for row in unstable for name in row.worse)
+        stands = unstable and facts <= known
+        return Standing("standing", unstable[0].night) if stands else Standing("new", verdict.night)
     own = _fault(nights[-1].own.model_copy(update={"verdict": verdict.status}))
     same = list(itertools.takewhile(lambda row: _fault(row) == own, reversed(judged)))
     if verdict.status in WITHOUT_RESULT or not same:

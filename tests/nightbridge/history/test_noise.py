@@ -7,7 +7,7 @@ from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.verdict import compare
 from nightbridge.history.noise import find_modes
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import ReferenceResult, Verdict, VerdictStatus
+from nightbridge.models import GatePolicy, ReferenceResult, Verdict, VerdictStatus
 from tests.builders import make_record, make_summary
 
 GOOD = 0.003
@@ -126,7 +126,7 @@ def test_of_two_speeds_far_apart_the_fast_one_is_not_too_good_where_a_test_began
 
 @pytest.mark.parametrize(
     ("only_slower", "expected"),
-    [(False, (VerdictStatus.REGRESSED, "new")), (True, (VerdictStatus.UNSTABLE, "standing"))],
+    [(False, (VerdictStatus.REGRESSED, "new")), (True, (VerdictStatus.UNSTABLE, "new"))],
 )
 def test_two_speeds_excuse_no_losses_that_leave_golden_values(
     only_slower: bool, expected: tuple[VerdictStatus, str]
@@ -136,6 +136,21 @@ def test_two_speeds_excuse_no_losses_that_leave_golden_values(
     verdict = judge_nights(two_speeds(50, 0.4, seed=4, sigma=GOOD), golden)[-1]
 
     assert (verdict.status, verdict.news) == expected
+
+
+def test_runs_that_disagree_in_something_else_than_speed_are_news() -> None:
+    gate = GatePolicy(control="off")
+    rows: list[HistoryRow] = []
+    for number, value in enumerate([*two_speeds(50, 0.4, seed=4, sigma=GOOD), 1.0], start=1):
+        night, memory = f"2026-{number // 28 + 5:02}-{number % 28 + 1:02}", 96.0 if number == 51 else 80.0
+        summary = make_summary([value] * 50, tflops=700.0 / value, memory=memory)
+        record = make_record(summary, night, gate=gate)
+        again = row_of(make_record(make_summary(), night, gate=gate, repeat=1), None)
+        verdict = compare(record, [*rows, again] if number == 51 else rows)
+        rows.append(row_of(record, verdict))
+
+    assert [row.verdict for row in rows[-2:]] == [VerdictStatus.UNSTABLE] * 2
+    assert (verdict.news, verdict.since) == ("new", rows[-1].night)
 
 
 def test_what_is_slower_than_the_slow_mode_is_regressed() -> None:
