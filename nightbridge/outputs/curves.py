@@ -224,13 +224,19 @@ def _lives(rows: "pd.DataFrame") -> tuple[Life, ...]:
 
     if not len(rows):
         return ()
-    begins = (rows["step"].diff() <= 0) | (rows["file"] != rows["file"].shift()) | (rows["session"].diff() > 0)
-    timed = rows.assign(value=rows["value"].where(np.isfinite(rows["value"])))
-    each = timed.groupby(begins.cumsum()).agg(first=("step", "first"), last=("step", "last"), time=("value", "median"))
+    steps, values, files = (rows[name].to_numpy() for name in ("step", "value", "file"))
+    begins = (np.diff(steps) <= 0) | (files[1:] != files[:-1]) | (np.diff(rows["session"].to_numpy()) > 0)
+    edges = [0, *(np.flatnonzero(begins) + 1).tolist(), len(steps)][-_MAX_LIVES - 1 :]
+    spans = [(slice(first, end), values[first:end]) for first, end in itertools.pairwise(edges)]
+    timed = [(span, times[np.isfinite(times)]) for span, times in spans]
     return tuple(
-        Life(first_step=first, last_step=last, median_step_time=None if math.isnan(time) else time)
-        for first, last, time in zip(each["first"], each["last"], each["time"], strict=True)
-    )[-_MAX_LIVES:]
+        Life(
+            first_step=int(steps[span][0]),
+            last_step=int(steps[span][-1]),
+            median_step_time=float(np.median(times)) if len(times) else None,
+        )
+        for span, times in timed
+    )
 
 
 def _restarts(lives: Sequence[Life]) -> str:

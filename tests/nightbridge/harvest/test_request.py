@@ -751,7 +751,7 @@ def test_a_committed_run_whose_objects_are_gone_is_damage_not_success(store: Obj
 
 def test_of_two_harvesters_without_a_common_lease_one_commits_and_neither_damages_it(tmp_path: Path) -> None:
     settings = StoreSettings(url=f"file://{tmp_path}/store")
-    other = make_run(tmp_path / "copied workspace")
+    other = make_run(tmp_path / "copied workspace", shard_size=100_000)
     winners: list[RunRecord] = []
 
     class Overtaken(DirectoryStore):
@@ -761,7 +761,7 @@ def test_of_two_harvesters_without_a_common_lease_one_commits_and_neither_damage
             winners.append(other.harvest(open_store(settings)))
             return super().put_if_absent(key, data)
 
-    record = make_run(tmp_path / "workspace").harvest(Overtaken(settings))
+    record = make_run(tmp_path / "workspace", shard_size=100_000).harvest(Overtaken(settings))
 
     assert [record] == winners
     assert load_record(open_store(settings), record.prefix) == record
@@ -824,7 +824,8 @@ def test_killed_at_any_moment_a_harvest_leaves_no_manifest_over_missing_data_and
     settings_of: Callable[[str], StoreSettings], tmp_path: Path, kind: str
 ) -> None:
     settings = settings_of(kind)
-    left, prefix = make_run(tmp_path / "w"), run_prefix(make_run(tmp_path / "w").spec, 1)
+    left = make_run(tmp_path / "w")
+    prefix = run_prefix(left.spec, 1)
     for _ in range(2):  # the first finds a cold server and takes longer than those that will be killed
         started = time.monotonic()
         left.harvest(open_store(settings_of(kind)))
