@@ -102,7 +102,6 @@ _LONGEST = tuple(
         "flows/test_real_parts.py",
         "flows/test_restart.py",
         "flows/test_reaper.py",
-        "nights/test_soak.py",
         "nightbridge/slurm/test_watcher.py",
         "tasks/test_mirror.py",
     )
