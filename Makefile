@@ -101,7 +101,7 @@ soak: soak-newest-prefect
 	NIGHTBRIDGE_FUZZ=100 $(BIN)/pytest -s tests/test_fuzz.py
 	NIGHTBRIDGE_SEEDS=200 $(BIN)/pytest -m random_kill --timeout 7200 --ignore tests/nightbridge/slurm/test_soak.py
 	$(BIN)/python benchmarks/restore.py --files 0 --small 0 --gib 0 --times 1000
-	NIGHTBRIDGE_EVERY_STAGE=1 $(BIN)/pytest -s tests/nights tests/flows/test_endings.py tests/flows/test_attribute_axes.py tests/flows/test_control_arm.py tests/nightbridge/harvest/test_faults.py --ignore tests/nights/test_soak.py
+	NIGHTBRIDGE_EVERY_STAGE=1 $(BIN)/pytest -s tests/nights tests/flows/test_endings.py tests/flows/test_attribute_axes.py tests/flows/test_control_arm.py tests/nightbridge/harvest/test_faults.py tests/nightbridge/test_any_file.py --ignore tests/nights/test_soak.py
 	NIGHTBRIDGE_SOAK_NIGHTS=30 NIGHTBRIDGE_SOAK_TESTS=6 $(BIN)/pytest -s tests/nights/test_soak.py
 
 bench: install

@@ -125,7 +125,14 @@ def test_what_lists_the_store_reads_no_scenario_and_draws_no_page(tmp_path: Path
     assert ended.stdout.splitlines()[-1] == "0 []"
 
 
-@pytest.mark.parametrize("setting", [None, ("prefect.toml", '[api]\nurl = "http://127.0.0.1:9/api"\n')])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        None,
+        # A process that imports Prefect.
+        pytest.param(("prefect.toml", '[api]\nurl = "http://127.0.0.1:9/api"\n'), marks=pytest.mark.thorough),
+    ],
+)
 def test_a_cluster_that_does_not_exist_is_told_without_prefect_unless_its_files_name_a_server(
     tmp_path: Path, setting: tuple[str, str] | None
 ) -> None:
