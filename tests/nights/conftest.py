@@ -48,6 +48,8 @@ SHARP_EYES = {"silence": 5, "start_up": 60, "no_heartbeat": 60, "second_look": 1
 REAP_EVERY = 20.0
 """Seconds from one look of the reaper to the next, which are five minutes in the shipped schedule; each is a flow run."""
 
+REAPER_TAG = "reaper of a test"
+
 SLOT, ZONE = time(1), ZoneInfo("Europe/Berlin")
 """Of the schedule that is shipped."""
 
@@ -104,9 +106,14 @@ class Rig:
         if monotonic() - self.reaped_at < REAP_EVERY:
             return
         deployment = self.server.ask("GET", "deployments/name/reaper/reaper")
-        asked = {"parameters": SHARP_EYES, "tags": ["reaper of a test"]}
+        asked = {"parameters": SHARP_EYES, "tags": [REAPER_TAG]}
         self.server.ask("POST", f"deployments/{deployment['id']}/create_flow_run", asked)
         self.reaped_at = monotonic()
+
+    def wait_for_reapers(self) -> None:
+        """Wait until none of them looks any more."""
+        unended = {"state": {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING"]}}, "tags": {"all_": [REAPER_TAG]}}
+        wait_for("end of the reaper", lambda: not self.installed.flow_runs("reaper", **unended))
 
     def pause_schedules(self, *deployments: str) -> None:
         """Leave these deployments to the tests.

@@ -111,6 +111,10 @@ class Night:
         except AssertionError as error:
             raise AssertionError(f"{error}: {self.state_history}\n{self.log[-4000:]}") from None
 
+    def wait_for_times(self, times: int, name: str, *, meanwhile: Callable[[], object] = int) -> None:
+        """Wait until the flow run has been in the state of this name so often."""
+        wait_for(f"state {name} no. {times}", lambda: meanwhile() or self.state_history.count(name) >= times)
+
     def passes(self, *, patience: float = 300.0, meanwhile: Callable[[], object] = int) -> None:
         """Wait until the night is over; it has to have passed, and to have left what a night has to leave."""
         self.wait_for_state(*GOOD_STATES, patience=patience, meanwhile=meanwhile)

@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ import pytest
 from nightbridge.slurm.states import TERMINAL
 from tests.conftest import need
 from tests.flows.practice_night import NIGHTBRIDGE
-from tests.nights.conftest import PLAIN, SEED, SHARP_EYES, Rig, in_any_stage
+from tests.nights.conftest import EVERY_STAGE, PLAIN, SEED, SHARP_EYES, Rig, in_any_stage
 from tests.nights.installation import wait_for
 from tests.nights.night import GOOD_STATES, STAGES, Night
 from tests.real.postgres import postgres_missing_reason
@@ -29,6 +29,9 @@ Begin = Callable[..., Night]
 WITH_SIGN_OF_LIFE = tuple(STAGES)[1:]
 """Before a night has its plan only its heartbeats, which are rare, tell the reaper whether it lives."""
 
+WITH_TIME_LEFT = ("clone", "validate", "submit", "watch")
+"""In later stages a night may be over before what comes next."""
+
 OUTAGE = 12.0
 """Seconds: longer than two retries of Prefect's client, and than the reaper's patience."""
 
@@ -36,9 +39,11 @@ OUTAGE = 12.0
 # --- processes that die -----------------------------------------------------------------------------------------------
 
 
-# In later ones the night may be over before its process is killed.
-@in_any_stage("clone", "validate", "submit", "watch")
-def test_a_killed_flow_is_retried_by_its_first_files_and_the_next_night_passes(begin: Begin, stage: str) -> None:
+@in_any_stage(*WITH_TIME_LEFT)
+def test_a_killed_flow_is_retried_by_its_first_files_and_the_next_night_passes_though_a_tenth_of_all_calls_fails(
+    rig: Rig, begin: Begin, stage: str
+) -> None:
+    print(f"NIGHTBRIDGE_FAULT_SEED={SEED}")
     night = begin()
     night.wait_until(stage)
 
@@ -49,39 +54,52 @@ def test_a_killed_flow_is_retried_by_its_first_files_and_the_next_night_passes(b
     night.retry()
 
     night.passes()
+    rig.proxy.fault = at_random(SEED, 0.1)
     begin().passes()
+    assert rig.proxy.faults > 5
 
 
-@in_any_stage(*WITH_SIGN_OF_LIFE)
-def test_the_night_of_a_killed_worker_goes_on_by_itself(rig: Rig, begin: Begin, stage: str) -> None:
-    night = begin()
-    night.wait_until(stage)
-
-    rig.workers[0].kill()
+def worker_is_killed(rig: Rig) -> None:
+    """What it runs goes on."""
+    rig.workers[-1].kill()
     rig.start_worker()
 
-    night.passes(meanwhile=rig.reap)
+
+def worker_is_stopped(rig: Rig) -> None:
+    rig.workers[-1].send(signal.SIGTERM)
+    rig.start_worker()
 
 
-@in_any_stage(*WITH_SIGN_OF_LIFE)
-def test_the_night_of_a_lost_host_goes_on_by_itself_on_another_one(rig: Rig, begin: Begin, stage: str) -> None:
-    night = begin()
-    night.wait_until(stage)
-
-    rig.workers[0].lose_host()
+def host_is_lost(rig: Rig) -> None:
+    rig.workers[-1].lose_host()
     rig.start_worker()
     time.sleep(SHARP_EYES["silence"])  # the reaper believes it at its first look
 
-    night.passes(meanwhile=rig.reap)
+
+ENDS_OF_WORKERS = (host_is_lost, worker_is_stopped, worker_is_killed)
+"""What a worker runs dies at once with its host only: in one night that comes first."""
 
 
-@in_any_stage(*WITH_SIGN_OF_LIFE)
-def test_a_worker_that_is_stopped_takes_no_night_with_it(rig: Rig, begin: Begin, stage: str) -> None:
+@pytest.mark.parametrize(
+    "ends",
+    [(end,) for end in ENDS_OF_WORKERS] if EVERY_STAGE else [ENDS_OF_WORKERS],
+    ids=lambda ends: "-".join(end.__name__ for end in ends),
+)
+@in_any_stage(*(WITH_SIGN_OF_LIFE if EVERY_STAGE else WITH_TIME_LEFT))
+def test_a_night_goes_on_by_itself_when_its_host_is_lost_its_worker_stopped_or_its_worker_killed(
+    rig: Rig, begin: Begin, ends: Sequence[Callable[[Rig], None]], stage: str
+) -> None:
+    """One after another in one night; in `make soak` each in a night of its own, and in the last stages, too."""
     night = begin()
     night.wait_until(stage)
 
-    rig.workers[0].send(signal.SIGTERM)
-    rig.start_worker()
+    for number, end in enumerate(ends, start=1):
+        end(rig)
+        if number < len(ends):
+            night.wait_for_times(number, "Resuming", meanwhile=rig.reap)
+            rig.wait_for_reapers()  # one that dies with its worker keeps its one slot for five minutes
+            night.wait_for_times(number + 1, "Running")
+            time.sleep(random.Random(SEED + number).uniform(0, 2))
 
     night.passes(meanwhile=rig.reap)
 
@@ -120,7 +138,9 @@ def test_two_workers_and_a_person_run_one_night_at_once(rig: Rig, begin: Begin, 
 
 
 @in_any_stage()
-def test_a_server_that_is_away_for_a_while_is_waited_for(rig: Rig, begin: Begin, stage: str) -> None:
+def test_a_server_that_is_away_for_a_while_is_waited_for_and_may_die_right_after_a_night_has_told_its_end(
+    rig: Rig, begin: Begin, stage: str
+) -> None:
     night = begin(entries=PLAIN)
     night.wait_until(stage)
 
@@ -130,13 +150,8 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(rig: Rig, begin: Begin,
         rig.server.start()
 
     # The reaper believes a death after a silence that is longer than the first outage, and shorter than the second.
-    night.passes(meanwhile=rig.reap)
+    night.wait_for_state(*GOOD_STATES, meanwhile=rig.reap)
     assert "Crashed" not in night.state_history
-
-
-def test_a_server_that_dies_right_after_a_night_has_told_its_end(rig: Rig, begin: Begin) -> None:
-    night = begin(entries=PLAIN)
-    night.wait_for_state(*GOOD_STATES)
 
     rig.server.kill()  # It takes events at once, and writes them to its database every few seconds.
     rig.server.start()
@@ -156,16 +171,6 @@ def test_a_database_that_is_restarted_is_waited_for(rig: Rig, begin: Begin, stag
     rig.postgres.start()
 
     night.passes()
-
-
-def test_a_tenth_of_all_calls_fails_for_a_whole_night(rig: Rig, begin: Begin) -> None:
-    print(f"NIGHTBRIDGE_FAULT_SEED={SEED}")
-    rig.proxy.fault = at_random(SEED, 0.1)
-
-    night = begin(entries=PLAIN)
-
-    night.passes()
-    assert rig.proxy.faults > 5
 
 
 # --- a person in the UI -----------------------------------------------------------------------------------------------
