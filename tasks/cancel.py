@@ -3,6 +3,7 @@
 Plain functions, no tasks: Prefect calls cancellation hooks outside of any run, in another process.
 """
 
+import contextlib
 import logging
 from collections.abc import Iterable
 from datetime import datetime
@@ -119,8 +120,9 @@ def cancel_night(plan: NightPlan) -> None:
 def record_cancelled(plan: NightPlan) -> None:
     """Record that a person ended the night, with its verdicts by then; and that it began, where nothing says so yet."""
     store, start = store_of(plan.site), plan.start
-    if read_start(store, start.night, start.scenario) is None:
-        record_start(store, start)
+    with contextlib.suppress(DamagedData):  # what cannot be read says that it began, too
+        if read_start(store, start.night, start.scenario) is None:
+            record_start(store, start)
     verdicts = tuple(stored_verdict(run, plan.site) or _cancelled(run) for run in plan.runs)
     night_report = NightReport(scenario=start.scenario, night=start.night, verdicts=verdicts)
     record_end(store, night_report, cancelled=True)

@@ -116,6 +116,17 @@ def test_a_cancellation_is_recorded_as_done_once_no_job_can_live_on(
     assert is_recorded(plan, plan.start.begun_at)
 
 
+def test_a_beginning_that_cannot_be_read_keeps_no_cancellation_open(
+    plan: NightPlan, answers: Answer, hook: Callable[[], None]
+) -> None:
+    store_of(plan.site).put("nights/2026-11-21/nightly/begun.json", b"{")
+    answers(True)
+
+    hook()
+
+    assert is_recorded(plan, plan.start.begun_at)
+
+
 def test_an_attribution_that_may_live_on_keeps_the_cancellation_open(
     plan: NightPlan, answers: Answer, hook: Callable[[], None], works_on: WorksOn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
