@@ -30,7 +30,7 @@ from nightbridge.attribution.result import (
     within_budget,
 )
 from nightbridge.blocks import site_of
-from nightbridge.errors import PermanentError
+from nightbridge.errors import DamagedData, PermanentError
 from nightbridge.flows.bisect import MAX_AT_ONCE, search
 from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
@@ -82,15 +82,27 @@ def attribute(test_id: str, request: AttributionRequest, site: Site) -> Attribut
         InvalidInput: The test has no history, nothing became worse, or nothing changed.
     """
     plan = plan_attribution(test_id, request, site)
-    if found := earlier_result(plan, site):
+    found = earlier_result(plan, site)
+    if found and not found.notes:
         get_run_logger().info("answered before: %s", sentence(found))
         return found
     note_search(plan.attribution_id, site)
+    own = exchanged_site(site, plan.factors)
     with shared_night():
-        return _find(plan, bad_run(plan, site), exchanged_site(site, plan.factors), request.at_once)
+        try:
+            bad = bad_run(plan, site)
+        except DamagedData:
+            if found is None:
+                raise
+            return found  # its range cannot be tried again
+        # A range that could not be searched is tried again: a registry may be open, or a repository whole by now.
+        again = found and found.model_copy(update={"plan": plan, "notes": (), "descents": ()})
+        result = again or _exchange(plan, bad, own, request.at_once)
+        return keep_answer(_descend(result, bad, own, request.at_once), site)
 
 
-def _find(plan: AttributionPlan, bad: RunRecord, site: Site, at_once: int | None) -> AttributionResult:
+def _exchange(plan: AttributionPlan, bad: RunRecord, site: Site, at_once: int | None) -> AttributionResult:
+    """Exchange factors between the good and the bad night until the answer is as sure as wanted."""
     ended, begun = stored_runs(store_of(site), plan, bad)
     if ended or begun:
         get_run_logger().info("%d runs of this attribution are already there, %d begun", len(ended), len(begun))
@@ -105,7 +117,13 @@ def _find(plan: AttributionPlan, bad: RunRecord, site: Site, at_once: int | None
             break
         begun = begin_designs(store_of(site), plan, designs)
         runs += side_by_side(one_run, begun, most=len(begun))
-    result = evaluate(plan, runs, stopped=stopped)
+    return evaluate(plan, runs, stopped=stopped)
+
+
+def _descend(result: AttributionResult, bad: RunRecord, site: Site, at_once: int | None) -> AttributionResult:
+    """The answer with what was found inside those factors of the cause that are ranges."""
+    plan = result.plan
+    usual = patiently(partial(usual_cost, plan, site))
     for group in ranges_of(result):
         try:
             if planned := plan_descent(result, group, site):
@@ -115,7 +133,7 @@ def _find(plan: AttributionPlan, bad: RunRecord, site: Site, at_once: int | None
                 result = with_descent(result, search(within, base, site, at_once))
         except PermanentError as error:  # a rewritten branch or a closed registry is no reason to lose what is known
             result = result.model_copy(update={"notes": (*result.notes, str(error))})
-    return keep_answer(result, site)
+    return result
 
 
 def _run_design(planned: PlannedRun, plan: AttributionPlan, bad: RunRecord, site: Site) -> ExchangeRun:

@@ -1,6 +1,7 @@
 """The stages of an attribution besides those of a run: the question, what a run measured, and the answer."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 from prefect.logging import get_run_logger
@@ -15,6 +16,7 @@ from nightbridge.attribution.plan import (
     keep_plan,
     make_plan,
     plan_of_range,
+    rows_of_test,
     same_change,
     submodule_range,
 )
@@ -68,7 +70,7 @@ def find_plan(test_id: str, request: AttributionRequest, site: Site) -> Attribut
 def cost_of(test_id: str, request: AttributionRequest, site: Site) -> str:
     """What an attribution exchanges and will about cost, what is stored already taken off; said before it begins."""
     plan = find_plan(test_id, request, site)
-    if earlier_result(plan, site):
+    if (found := earlier_result(plan, site)) and not found.notes:
         return "answered before, nothing is run"
     # Both controls, one that shows the cause directly, and a bit for each doubling of the factors.
     ranges = ", as many again if it is a commit" if any(factor.is_range for factor in plan.factors) else ""
@@ -88,12 +90,9 @@ def usual_cost(plan: AttributionPlan, site: Site) -> float:
 
 
 def earlier_result(plan: AttributionPlan, site: Site) -> AttributionResult | None:
-    """What was found about the same change; None where that was not decided, or not as surely as the plan wants it.
-
-    A range that could not be searched is tried again: a registry may be open, or a repository whole by now.
-    """
+    """What was found about the same change; None where that was not decided, or not as surely as the plan wants it."""
     found = load_result(store_of(site), plan)
-    if found is None or found.cause.kind == "undecided" or found.stopped or found.notes:
+    if found is None or found.cause.kind == "undecided" or found.stopped:
         return None
     return found if found.plan.policy.confidence >= plan.policy.confidence else None
 
@@ -140,12 +139,13 @@ def _range_of_commits(result: AttributionResult, group: Group, site: Site) -> Bi
     store, plan = store_of(site), result.plan
     request = descent_request(result, group)
     rows = find_rows(store, plan.test_id, plan.cluster, request)
+    shift = _shift_of(plan, rows_of_test(store, plan.test_id, plan.cluster))
     return bisect_plans.make_plan(
         rows,
         partial(commits_between, site),
         partial(verdict_of, store),
         request,
-        _shift_of(plan, rows),
+        shift,
         partial(inner_of, store, site),
         partial(repo_of, store),
     )
@@ -160,7 +160,7 @@ def keep_answer(result: AttributionResult, site: Site) -> AttributionResult:
     return result
 
 
-def _shift_of(plan: AttributionPlan, rows: tuple[HistoryRow, ...]) -> Shift:
+def _shift_of(plan: AttributionPlan, rows: Sequence[HistoryRow]) -> Shift:
     """What became worse, as the plan has it, though another attempt of a run may be in the history by now."""
     by_key = {row.run_key: row for row in rows}
     ends = [run_key_of(prefix) for prefix in (plan.good, plan.bad)]

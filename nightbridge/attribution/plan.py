@@ -95,6 +95,12 @@ class PlannedRun(StoredModel):
     design: Design
 
 
+def rows_of_test(store: ObjectStore, test_id: str, cluster: str) -> list[HistoryRow]:
+    """Every run of a test in all of its series, oldest first."""
+    found = [row for one in find_series(store, test_id, cluster) for row in read_history(store, cluster, one.series)]
+    return sorted((row for row in found if row.test_id == test_id), key=lambda row: (row.order, row.harvested_at))
+
+
 def find_rows(
     store: ObjectStore, test_id: str, cluster: str, request: SearchRequest = DEFAULT_REQUEST
 ) -> tuple[HistoryRow, ...]:
@@ -107,8 +113,7 @@ def find_rows(
     Raises:
         InvalidInput: The store has no history of the test, or not that run or night of it.
     """
-    found = [row for one in find_series(store, test_id, cluster) for row in read_history(store, cluster, one.series)]
-    rows = sorted((row for row in found if row.test_id == test_id), key=lambda row: (row.order, row.harvested_at))
+    rows = rows_of_test(store, test_id, cluster)
     if not rows:
         raise InvalidInput(
             "no history of this test", subject=f"{test_id} in {store.url}", advice=like_test(store, test_id)
@@ -263,7 +268,7 @@ def begin_designs(store: ObjectStore, plan: AttributionPlan, designs: Sequence[D
 
 def design_run(plan: AttributionPlan, bad: RunRecord, planned: PlannedRun) -> RunSpec:
     """The run of a design."""
-    run = searched_run(exchanged_run(bad, plan.factors, planned.design), plan)
+    run = searched_run(exchanged_run(bad, plan.factors, planned.design), plan, bad)
     return run.model_copy(update={"night": plan.attribution_id, "repeat": planned.number})
 
 

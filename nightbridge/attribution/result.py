@@ -26,7 +26,7 @@ from nightbridge.bisect.shift import FAILURE, LOSSES
 from nightbridge.errors import InvalidInput
 from nightbridge.harvest.manifest import load_record, run_key_of
 from nightbridge.history.nightly_values import BROKEN
-from nightbridge.models import RunRecord, StoredModel, Verdict, VerdictStatus, night_order, utc_now
+from nightbridge.models import RunRecord, StoredModel, Verdict, VerdictStatus, has_date, night_order, utc_now
 from nightbridge.nights.records import read_verdict
 from nightbridge.numbers import format_count, format_percent, format_value
 from nightbridge.store.protocol import ObjectStore, read_stored
@@ -139,8 +139,12 @@ def next_designs(
 
 
 def _hours_spent(runs: Sequence[ExchangeRun], usual_cost: float) -> float:
-    """GPU-hours of runs; one that died before its cost was known counts as a usual one, or a budget would never end."""
-    return sum(run.gpu_seconds / 3600 or usual_cost for run in runs if run.status is not VerdictStatus.INVALID)
+    """GPU-hours of runs; one that died before its cost was known counts as a usual one, or a budget would never end.
+
+    One that was refused, or cancelled before it began, has cost nothing.
+    """
+    free = (VerdictStatus.INVALID, VerdictStatus.CANCELLED)
+    return sum(run.gpu_seconds / 3600 or usual_cost * (run.status not in free) for run in runs)
 
 
 def evaluate(plan: AttributionPlan, runs: Sequence[ExchangeRun], stopped: Stop = "") -> AttributionResult:
@@ -257,7 +261,10 @@ def result_for(store: ObjectStore, verdict: Verdict, cluster: str) -> Attributio
     found, searched = verdict.suspects, _searched_for(verdict)
     good_night, bad_night = (found.last_good, found.night) if found else ("", verdict.since or verdict.night)
     for plan in plans_of(store, cluster, verdict.series):
-        is_now = plan.bad_night <= verdict.night and plan.good_night < bad_night and good_night < plan.bad_night
+        if has_date(plan.bad_night) and has_date(verdict.night):
+            is_now = plan.bad_night <= verdict.night and plan.good_night < bad_night and good_night < plan.bad_night
+        else:  # by its name a word is later than every date
+            is_now = plan.bad_night in (verdict.night, bad_night)
         if is_now and plan.metric in searched:
             return load_result(store, plan)
     return None

@@ -32,7 +32,7 @@ from nightbridge.bisect.shift import (
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.control import run_at
 from nightbridge.history.nightly_values import nights_of
-from nightbridge.history.rows import HistoryRow, Pin
+from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, Pin
 from nightbridge.models import GOOD_VERDICTS, Bump, GitRepo, Model, RangeCommit, RunRecord, RunSpec, StoredModel
 from nightbridge.store.protocol import ObjectStore, read_stored
 
@@ -262,7 +262,7 @@ def point_run(plan: BisectPlan, base: RunRecord, place: int, number: int) -> Run
 
     `base` is the bad night's own run; `number` counts the runs of the place from 1.
     """
-    again = searched_run(run_at(base, plan.pins_at(place), plan.former_at(place)), plan)
+    again = searched_run(run_at(base, plan.pins_at(place), plan.former_at(place)), plan, base)
     return again.model_copy(update=_name_of_point(plan, place, number))
 
 
@@ -275,12 +275,14 @@ def _name_of_point(plan: BisectPlan, place: int, number: int) -> dict[str, str |
     return {"night": plan.bisect_id, "repeat": place * RUNS_OF_A_POINT + number}
 
 
-def searched_run(run: RunSpec, question: Question) -> RunSpec:
+def searched_run(run: RunSpec, question: Question, bad: RunRecord) -> RunSpec:
     """A run of the bad night's as a search repeats it: by itself, and with nothing to fail by but what is searched.
 
     The jobs that it depended on are over, and the files of its golden values may have been moved or replaced since.
     """
-    held_to = {} if question.metric == FAILURE else {"golden": None, "reference": None}
+    # A job that failed did so without golden values; where it ended well, these may be what the run failed by.
+    may_be_golden = question.metric == FAILURE and bad.job.outcome in COMPLETE_OUTCOMES
+    held_to = {} if may_be_golden else {"golden": None, "reference": None}
     test = run.test.model_copy(update={"gate": run.test.gate.model_copy(update=held_to)})
     return run.model_copy(update={"test": test, "after": ()})
 

@@ -12,6 +12,7 @@ from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import BROKEN
 from nightbridge.history.rows import gpu_hours, measured, other_losses
 from nightbridge.models import Model, RunRecord, StoredModel, Verdict, VerdictStatus
+from nightbridge.models.base import slug_in
 from nightbridge.numbers import format_change, format_count, format_value
 from nightbridge.store.protocol import ObjectStore, read_stored
 
@@ -83,7 +84,8 @@ def stored_points(store: ObjectStore, plan: BisectPlan, base: RunRecord) -> tupl
     Raises:
         DamagedData: A stored run or its verdict is not what was committed.
     """
-    folder = f"runs/{base.spec.test_slug}/{plan.bisect_id}/"
+    # The longer a night's name, the less of the test's stands before it.
+    folder = f"runs/{slug_in(point_key(plan, base, 0, 1), plan.bisect_id)}/{plan.bisect_id}/"
     stored = {
         parts[-2]: found.key for found in store.list(folder) if (parts := found.key.split("/"))[-1] == "verdict.json"
     }

@@ -26,14 +26,6 @@ def test_an_answer_that_is_not_as_sure_as_requested_is_none(tmp_path: Path) -> N
     assert earlier_result(ATTRIBUTION_PLAN.model_copy(update={"policy": surer}), site) is None
 
 
-def test_an_answer_whose_range_could_not_be_listed_is_none(tmp_path: Path) -> None:
-    site = Site(workspace=tmp_path)
-    answer = evaluate(ATTRIBUTION_PLAN, exchange_runs([1])).model_copy(update={"notes": ("the registry refused us",)})
-    keep_result(store_of(site), answer)
-
-    assert earlier_result(ATTRIBUTION_PLAN, site) is None
-
-
 def test_a_new_attempt_of_the_bad_night_does_not_keep_its_commits_from_being_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,6 +35,29 @@ def test_a_new_attempt_of_the_bad_night_does_not_keep_its_commits_from_being_sea
     good, bad = (row_of(made, make_verdict(VerdictStatus.PASSED)) for made in nights)
     put_row(store, good)
     put_row(store, bad.model_copy(update={"attempt": 2, "prefix": f"{bad.prefix[:-1]}2"}))
+    about = {"test_id": bad.test_id, "cluster": bad.cluster, "series": bad.series, "good": good.prefix}
+    plan = ATTRIBUTION_PLAN.model_copy(update={**about, "bad": bad.prefix})
+    commit = RangeCommit(commit="2" * 40, subject="Tidy", author="", authored_at=utc_now())
+    monkeypatch.setattr(attribute, "commits_between", lambda *_ends: (commit,))
+
+    planned = plan_descent.fn(evaluate(plan, exchange_runs([1])), (1,), site)
+
+    assert planned is not None
+    assert [step.commit for step in planned.commits] == ["2" * 40]
+
+
+def test_a_range_between_runs_of_two_scenarios_is_searched_where_the_good_night_had_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(workspace=tmp_path)
+    rows = {}
+    for scenario, day in (("nightly", 1), ("weekly", 1), ("weekly", 2)):
+        made = make_record(make_summary((1.0,) * 50), f"2026-11-0{day}", commit=str(day) * 40)
+        made = made.model_copy(update={"spec": made.spec.model_copy(update={"scenario": scenario})})
+        row = row_of(made, make_verdict(VerdictStatus.PASSED))
+        rows[scenario, day] = row.model_copy(update={"prefix": f"runs/llama3-8b/{row.night}/{row.run_key}/a1"})
+        put_row(store_of(site), rows[scenario, day])
+    good, bad = rows["nightly", 1], rows["weekly", 2]
     about = {"test_id": bad.test_id, "cluster": bad.cluster, "series": bad.series, "good": good.prefix}
     plan = ATTRIBUTION_PLAN.model_copy(update={**about, "bad": bad.prefix})
     commit = RangeCommit(commit="2" * 40, subject="Tidy", author="", authored_at=utc_now())

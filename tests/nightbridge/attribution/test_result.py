@@ -193,10 +193,11 @@ def test_a_run_that_died_before_its_cost_was_known_takes_a_usual_one_of_the_budg
         run.model_copy(update={"gpu_seconds": 0.0, "value": None, "status": VerdictStatus.INFRASTRUCTURE})
         for run in exchange_runs([1], plan)
     ]
-    never_run = [run.model_copy(update={"status": VerdictStatus.INVALID}) for run in dead]
 
     assert next_designs(plan, dead, 1, 8.0) == ((), "budget")
-    assert next_designs(plan, never_run, 1, 8.0)[0]
+    for status in (VerdictStatus.INVALID, VerdictStatus.CANCELLED):
+        never_run = [run.model_copy(update={"status": status}) for run in dead]
+        assert next_designs(plan, never_run, 1, 8.0)[0]
 
 
 def test_it_ends_at_its_number_of_runs_and_says_so() -> None:
@@ -344,6 +345,18 @@ def test_a_result_about_a_change_that_was_repaired_is_not_that_of_tonight_s(stor
 
     assert result_for(store, verdict_of("2026-12-21", since="2026-11-21", suspects=own), "dgx") == result
     assert result_for(store, verdict_of("2026-12-21", since="2026-12-21", suspects=other), "dgx") is None
+
+
+def test_a_result_about_a_night_that_is_named_by_a_word_is_that_of_no_other(store: DirectoryStore) -> None:
+    plan = ATTRIBUTION_PLAN.model_copy(update={"bad_night": "live"})
+    result = evaluate(plan, exchange_runs([2], plan))
+    keep_plan(store, plan)
+    keep_result(store, result)
+    own = Suspects(last_good="2026-11-20", night="live", run_before="a", run_after="b")
+    later = own.model_copy(update={"last_good": "2026-11-25", "night": "release"})
+
+    assert result_for(store, verdict_of("live", suspects=own), "dgx") == result
+    assert result_for(store, verdict_of("release", suspects=later), "dgx") is None
 
 
 @pytest.mark.parametrize(

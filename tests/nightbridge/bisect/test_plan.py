@@ -17,6 +17,7 @@ from nightbridge.models import (
     GitRepo,
     JobState,
     JobStatus,
+    Outcome,
     RangeCommit,
     RunRecord,
     Summary,
@@ -484,11 +485,18 @@ def test_a_point_is_the_bad_nights_run_at_another_commit(
     assert run.night == plan.bisect_id
 
 
-@pytest.mark.parametrize(("metric", "golden"), [("step_time", None), ("failure", "golden.json")])
-def test_a_point_waits_for_no_other_run_and_only_a_failure_s_is_held_to_golden_values(
-    plan: BisectPlan, make_record: Callable[..., RunRecord], metric: str, golden: str | None
+@pytest.mark.parametrize(
+    ("metric", "ended", "golden"),
+    [
+        ("step_time", Outcome.SUCCEEDED, None),
+        ("failure", Outcome.SUCCEEDED, "golden.json"),
+        ("failure", Outcome.PROGRAM_ERROR, None),
+    ],
+)
+def test_a_point_waits_for_no_other_run_and_is_held_to_golden_values_where_these_may_be_the_failure(
+    plan: BisectPlan, make_record: Callable[..., RunRecord], metric: str, ended: Outcome, golden: str | None
 ) -> None:
-    base = make_record()
+    base = make_record(outcome=ended)
     gate = base.spec.test.gate.model_copy(update={"golden": "golden.json", "reference": "llama"})
     before = RunDependency(id="warm-up", type="start_post_success", run_keys=("warm-up-2026-11-17-0123456789",))
     spec = base.spec.model_copy(update={"test": base.spec.test.model_copy(update={"gate": gate}), "after": (before,)})
@@ -529,14 +537,16 @@ def verdict_on(run_key: str, status: VerdictStatus, prefix: str = "") -> Verdict
     return Verdict(run_key=run_key, test_id="t", night="n", status=status, prefix=prefix)
 
 
+@pytest.mark.parametrize("test_id", ["llama-small", "deepseek-v3-gb200-256gpus-fp8-mx-pretrain-long-sequence-nightly"])
 def test_finished_points_are_found_again_in_the_store(
     plan: BisectPlan,
     store: DirectoryStore,
     make_record: Callable[..., RunRecord],
     commit: Any,
     summary_of: Callable[..., Summary],
+    test_id: str,
 ) -> None:
-    base = make_record(commit=BAD)
+    base = make_record(commit=BAD, test_id=test_id)
     run = point_run(plan, base, 3, 2)
     record = make_record(summary_of((1.03,) * 50), plan.bisect_id).model_copy(update={"spec": run})
     record = record.model_copy(update={"prefix": f"runs/{run.test_slug}/{run.night}/{run.run_key}/a1"})
