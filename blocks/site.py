@@ -13,7 +13,7 @@ from pydantic import Field, HttpUrl, SecretStr, ValidationError, model_validator
 from nightbridge import models
 from nightbridge.blocks.base import Password, SettingsBlock
 from nightbridge.blocks.store import HarvestStore
-from nightbridge.config.sites import PLAIN_CLUSTERS, is_called, plain_site
+from nightbridge.config.sites import PLAIN_CLUSTERS, beside, is_called, plain_site
 from nightbridge.errors import InvalidInput
 from nightbridge.models import (
     ClusterKind,
@@ -293,7 +293,9 @@ def _site_with_blocks(choice: SiteChoice) -> models.Site:
     if cluster and not is_called(cluster, site.cluster):
         known = plain_site(SiteChoice(cluster=cluster))
         otherwise = f"{', '.join(PLAIN_CLUSTERS)} or a file ending in .toml"
-        changes["cluster"] = known[0].cluster if known else _load(SlurmCluster, cluster, otherwise).settings()
+        changes["cluster"] = (
+            beside(known[0].cluster, site.cluster) if known else _load(SlurmCluster, cluster, otherwise).settings()
+        )
     if store and "://" in store:
         changes["store"] = (site.store or models.StoreSettings(url=store)).model_copy(update={"url": store})
     elif store:

@@ -24,7 +24,7 @@ from prefect.utilities.asyncutils import run_coro_as_sync
 
 from nightbridge import config
 from nightbridge.blocks import HarvestStore, site_of
-from nightbridge.config.sites import plain_site
+from nightbridge.config.sites import THIS_MACHINE, plain_site
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.models import ClusterSettings, Model, Scenario, Site, SiteChoice, utc_now
 from nightbridge.nights.records import (
@@ -161,7 +161,8 @@ def check_as_deployed(site: Site) -> None:
         InvalidInput: It does.
     """
     flow_run = this_flow_run()
-    without_cluster, without_store = site.cluster == ClusterSettings(), site.store is None
+    has_no_name = site.cluster.name in (ClusterSettings().name, THIS_MACHINE)
+    without_cluster, without_store = site.cluster.kind == "local" and has_no_name, site.store is None
     if flow_run is None or not (without_cluster or without_store):
         return
     if flow_run.deployment_id is None:

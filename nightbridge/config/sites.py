@@ -47,6 +47,9 @@ PLAIN_CLUSTERS: Mapping[str, ClusterSettings] = {
 }
 """Clusters that need no file and no block."""
 
+THIS_MACHINE = "this-machine"
+"""What the cluster `local` is called beside a site's own Slurm of that name."""
+
 _SECRETS = (
     *(("git_credentials",), ("store", "access_key"), ("store", "secret_key"), ("image_import", "credentials")),
     *(("notify", "smtp_password"), ("notify", "webhook")),
@@ -194,7 +197,13 @@ def is_called(name: str, own: ClusterSettings) -> bool:
 def _plain_cluster(name: str, own: ClusterSettings) -> ClusterSettings:
     """The cluster of a plain name; for the site's own Slurm the name only selects the interface."""
     plain = PLAIN_CLUSTERS[name]
-    return plain if "local" in (plain.kind, own.kind) else own.model_copy(update={"kind": plain.kind})
+    return beside(plain, own) if "local" in (plain.kind, own.kind) else own.model_copy(update={"kind": plain.kind})
+
+
+def beside(other: ClusterSettings, own: ClusterSettings) -> ClusterSettings:
+    """A cluster in place of a site's own, never under its name: nights, series and turns go by that alone."""
+    is_twice = other.kind == "local" != own.kind and other.name == own.name
+    return other.model_copy(update={"name": THIS_MACHINE}) if is_twice else other
 
 
 def _is_file_name(name: str) -> bool:

@@ -299,10 +299,15 @@ S3 = StoreSettings(url="s3://nightly/llm")
             "hopper",
             "no Harvest Store block, and its deployment keeps everything in s3://nightly/llm",
         ),
+        (
+            {"cluster": ClusterSettings(name="this-machine"), "store": S3},
+            "hopper",
+            "no Slurm Cluster block, and its deployment is for the cluster hopper",
+        ),
         ({"cluster": HOPPER, "store": S3}, "hopper", ""),
         ({}, "another", ""),  # picked in the form
     ],
-    ids=["cluster gone", "store gone", "as deployed", "another site"],
+    ids=["cluster gone", "store gone", "this machine", "as deployed", "another site"],
 )
 def test_a_site_block_that_has_lost_its_cluster_or_its_store_is_refused(
     site: dict[str, Any], picked: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
