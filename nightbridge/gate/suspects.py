@@ -11,6 +11,7 @@ and says nothing, so those are made the same first.
 
 import itertools
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -266,6 +267,10 @@ def _surroundings(record: RunRecord) -> dict[str, Any]:
     }
 
 
+# The code's own path is where it lies that night, and no variable of anybody's.
+_EXPORT = re.compile(r"^export (?!PYTHONPATH=)(\w+)=(.*)$", re.MULTILINE)
+
+
 def variables_of(record: RunRecord) -> dict[str, str]:
     """The environment variables of a run: its test's, and those of the site that its launcher was given."""
     given: dict[str, str] = {}
@@ -274,6 +279,9 @@ def variables_of(record: RunRecord) -> dict[str, str]:
         name, equals, value = assignment.partition("=")
         if equals:
             given[name] = value
+    # A workload without a launcher has them in the head of its own script.
+    for name, word in _EXPORT.findall((record.plan.batch_script or "").partition("\nsrun ")[0]):
+        given[name] = "".join(shlex.split(word))
     return given | record.spec.test.extra_env_vars
 
 

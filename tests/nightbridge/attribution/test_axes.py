@@ -218,6 +218,21 @@ def test_the_site_s_own_variables_do_not_come_back_by_the_site(tmp_path: Path) -
     assert exchanged_site(site, factors).cluster.env_vars == {"KEPT": "1"}
 
 
+def test_variables_of_the_site_are_factors_of_a_run_without_a_launcher_as_well() -> None:
+    def exporting(*lines: str) -> RunRecord:
+        made = record()
+        script = "\n".join(
+            ("#!/bin/bash", *(f"export {line}" for line in lines), "srun --label program", "export LATER=1")
+        )
+        return made.model_copy(update={"plan": made.plan.model_copy(update={"batch_script": script})})
+
+    before = exporting("PYTHONPATH=/checkouts/a", "NCCL_ALGO='Ring, Tree'", 'CACHE="$HOME/cache"')
+    after = exporting("PYTHONPATH=/checkouts/b", "NCCL_ALGO=Tree", 'CACHE="$HOME/cache"')
+
+    assert variables_of(before) == {"NCCL_ALGO": "Ring, Tree", "CACHE": "$HOME/cache"}
+    assert factors_of(before, after) == [("environment", "NCCL_ALGO", "Ring, Tree", "Tree")]
+
+
 def test_a_search_inside_a_factor_has_the_variables_of_the_bad_run_s_site() -> None:
     before, after = record(argv=("-E", "NCCL_ALGO=Ring", "-E", "GONE=1")), record(argv=("-E", "NCCL_ALGO=Tree"))
     factors = find_factors(before, after, same_nodes=False)
