@@ -252,15 +252,22 @@ def _overrides(test: TestDefinition, values: Mapping[str, Any], folder: Path | N
 
 def _wandb(test: TestDefinition, values: Mapping[str, Any], folder: str) -> dict[str, str]:
     """W&B's names as overrides: a performance recipe takes its flags only beside a key, and that is in no argv."""
-    given = {field: str(values[field]) for field in WANDB if values.get(field)}
-    # A name such as 2026 is a number to Hydra.
-    texts = {field: name if isinstance(hydra_value(name), str) else f"str({name})" for field, name in given.items()}
-    named = {"wandb_save_dir": folder, **texts}
+    given = {field: wandb_text(str(values[field])) for field in WANDB if values.get(field)}
+    named = {"wandb_save_dir": folder, **given}
     is_whole = "wandb_project_name" in named and "wandb_experiment_name" in named
-    is_read = is_whole and not any(map(unreadable, named.values()))
-    if "WANDB_API_KEY" not in test.secrets or test.cmd_args.get("use_recipes") or not is_read:
+    if "WANDB_API_KEY" not in test.secrets or test.cmd_args.get("use_recipes") or not is_whole:
         return {}
-    return {WANDB[field]: named[field] for field in WANDB if field in named}
+    texts = {WANDB[field]: text for field in WANDB if (text := named.get(field)) is not None}
+    return texts if len(texts) == len(named) else {}
+
+
+def wandb_text(name: str) -> str | None:
+    """A name as the value of an override that Hydra reads as this text; None where no spelling does."""
+    value = hydra_value(name)
+    if isinstance(value, str):
+        return None if unreadable(name) else name
+    # 2026 is a number to Hydra, and so are 1.10 and 1e5, which it would write in another way.
+    return f"str({name})" if str(value).lower() == name else None
 
 
 def _output_arguments(spec: RunSpec, folder: Path | None, attempt_name: str) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from nightbridge.launch.config_schema import ConfigSchema, unreadable
-from nightbridge.launch.flags import RELEASES, SPELLINGS, V0_4_0, V0_6_0, Flag, text_of, version_of_ref
+from nightbridge.launch.flags import RELEASES, SPELLINGS, V0_4_0, V0_6_0, Flag, items_of, text_of, version_of_ref
 from nightbridge.launch.parser_source import launcher_of
-from nightbridge.launch.plan import RECIPE_STEPS, WANDB, unknown_flags, unsafe_values, wrong_choices
+from nightbridge.launch.plan import RECIPE_STEPS, WANDB, unknown_flags, unsafe_values, wandb_text, wrong_choices
 from nightbridge.launch.resources import oversized_checkpoint, parameters_of, resumed_from, trains_adapters
 from nightbridge.launch.shipped import pinned_recipes, released_recipes
 from nightbridge.models import HarvestPolicy, TestDefinition
@@ -224,8 +224,11 @@ def _wandb(run: RuleContext) -> Iterator[str]:
     if "WANDB_API_KEY" in run.test.secrets and len(named) < 2:
         yield "a W&B key is given, and runs are logged only with both wandb_project_name and wandb_experiment_name"
     for field in WANDB if "WANDB_API_KEY" in run.test.secrets and not run.args.get("use_recipes") else ():
-        if odd := unreadable(str(run.args.get(field, ""))):
-            yield f"cmd_args.{field} has {odd!r}, which Hydra cannot read, so no run is logged to W&B; take it out"
+        name = str(run.args.get(field) or "")
+        if name and wandb_text(name) is None:
+            odd = unreadable(name)
+            what = f"has {odd!r}, which Hydra cannot read" if odd else f"= {name!r} is no text to Hydra"
+            yield f"cmd_args.{field} {what}, so no run is logged to W&B; write another name"
 
 
 _PERF_RECIPES = "Megatron-Bridge: src/megatron/bridge/perf_recipes at the pinned commit"
@@ -407,33 +410,47 @@ _ALSO_SET_BY: Mapping[str, Mapping[str, str]] = {
 }
 """Further fields that flags of a performance recipe set after the overrides, and to what; empty: to their own value."""
 
+_SETS_WITH = {"tokenizer.tokenizer_model": "tokenizer_model"}
+"""Fields that one flag switches and another one sets."""
+
+
+def _spellings(given: object) -> frozenset[str]:
+    """What an override says that says the same as a key: a list of texts, with brackets or one text alone."""
+    texts = ",".join(items_of(given)).lower()
+    return frozenset({text_of(given).lower(), texts, f"[{texts}]"})
+
+
 _SAVING = {"checkpoint.save": "save_dir", "checkpoint.save_interval": "save_interval"}
 """Fields that are set wherever a run saves, each with the key of `[cmd_args]`."""
 
 _OVERRIDING = "Megatron-Bridge: scripts/performance/utils/overrides.py at 067f987d (main)"
 
 
-@rule("override-twice", _OVERRIDING, ("extra_cmd_args", "cmd_args", "harvest"))
+@rule("override-twice", _OVERRIDING, ("extra_cmd_args", "cmd_args", "harvest", "git_repos"))
 def _twice(run: RuleContext) -> Iterator[str]:
     """The launcher lays its own flags over the overrides, and nightbridge plans by the flags."""
-    library = bool(run.args.get("use_recipes"))
+    performance = not run.args.get("use_recipes") and has_nvidias_launcher(run)
     saves = run.test.harvest.checkpoint != "none" or any(is_given(run.args.get(key)) for key in _SAVING.values())
     for key, path, value in overrides_of(run.test):
         path = path.replace("model.transformer.", "model.")
         field = SET_BY_FLAGS.get(path)
         if path in ("train.train_iters", "train.train_samples"):
             yield f"extra_cmd_args: {key!r}: a run is watched for cmd_args.max_steps; write the number of steps there"
-        elif path in _SAVING and saves and not library:
+        elif path in _SAVING and saves and performance:
             yield f"extra_cmd_args: {key!r}: a flag of a run that saves overrides it; write cmd_args.{_SAVING[path]}"
         elif path == "model.seq_length" and run.version < V0_6_0:
-            continue  # the flag changes the data alone
+            length = run.args.get("seq_length")
+            if is_given(length) and value != text_of(length):
+                yield f"extra_cmd_args: {key!r}: cmd_args.seq_length sets the data's to {length}; write the same"
         elif field in run.args:
             yield f"extra_cmd_args: {key!r}: cmd_args.{field} overrides it; remove one of them"
-        elif not library:
+        elif performance:
             for other, sets in _ALSO_SET_BY.get(path, {}).items():
                 given = run.args.get(other)
-                sets = "false" if (other, given) == ("tp", 1) else sets or text_of(given)
-                if is_given(given) and str(value).lower() != sets.lower():
+                if (other, given) == ("tp", 1):
+                    continue  # there is no sequence parallelism on one GPU, whatever is written
+                same = {sets.lower()} if sets else _spellings(run.args.get(_SETS_WITH.get(path, other)))
+                if is_given(given) and str(value).lower() not in same:
                     yield f"extra_cmd_args: {key!r}: cmd_args.{other} overrides it; remove one of them"
 
 

@@ -182,7 +182,7 @@ _DENSE_FIRST = frozenset({"deepseek_v3", "kimi_k2"})
 def _layers_counted(run: RuleContext) -> Iterator[str]:
     """The launcher counts the dense layers in a list that only some models have, and fails without one."""
     args, recipe = run.args, str(run.args.get("model_recipe_name"))
-    if args.get("first_k_dense_replace") or args.get("use_recipes") or not has_nvidias_launcher(run):
+    if args.get("first_k_dense_replace") is not None or args.get("use_recipes") or not has_nvidias_launcher(run):
         return
     if args.get("num_layers") and recipe in _EXPERTS.keys() - _DENSE_FIRST:
         moved = "model.transformer.num_layers" if run.version >= V0_6_0 else "model.num_layers"
@@ -294,12 +294,16 @@ def _graph_full_recompute(run: RuleContext) -> Iterator[str]:
         )
 
 
-@rule("recompute-one", _MEGATRON_CORE, cmd_args("recompute_num_layers recompute_modules activation_offload_layers"))
+@rule(
+    "recompute-one",
+    _MEGATRON_CORE,
+    cmd_args("recompute_num_layers recompute_modules activation_offload_layers use_recipes"),
+)
 def _recompute_one(run: RuleContext) -> Iterator[str]:
     """Layers are recomputed, or parts of them, or their activations are offloaded."""
     fields = ("recompute_num_layers", "recompute_modules", "activation_offload_layers")
     given = [field for field in fields if run.args.get(field)]
-    if len(given) > 1:
+    if len(given) > 1 and not run.args.get("use_recipes"):
         yield f"{' and '.join(given)} exclude each other; keep one of them"
 
 

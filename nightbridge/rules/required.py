@@ -141,7 +141,8 @@ def _unread(run: RuleContext) -> Iterator[str]:
             yield f"cmd_args.{field} has no effect with use_recipes, so the recipe's own value trains; remove it"
     if library and run.version < V0_5_0 and run.test.extra_cmd_args:
         yield "extra_cmd_args has no effect with use_recipes before v0.5.0, which drops all overrides; pin a newer one"
-    length, model = run.args.get("seq_length"), run.test.extra_cmd_args.get("model.seq_length")
+    overrides = {key.lstrip("+"): value for key, value in run.test.extra_cmd_args.items()}
+    length, model = run.args.get("seq_length"), overrides.get("model.seq_length")
     if length and not library and run.version < V0_6_0 and model != str(length):
         yield (
             f"cmd_args.seq_length = {length} changes the data alone before v0.6.0, and the job ends where the model's "

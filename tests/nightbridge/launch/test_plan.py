@@ -331,6 +331,8 @@ def test_a_key_of_wandb_that_is_in_no_argv_logs_to_the_project_nevertheless(plan
     ]
     assert of_wandb(names, secrets=key, extra_cmd_args={"logger.wandb_exp_name": "x"})[-1] == "logger.wandb_exp_name=x"
     assert of_wandb({**names, "wandb_project_name": "2026"}, secrets=key)[0] == r"logger.wandb_project=str\(2026\)"
+    assert of_wandb({**names, "wandb_project_name": "null"}, secrets=key) == []
+    assert of_wandb({**names, "wandb_project_name": "1e5"}, secrets=key) == []
     assert of_wandb(names) == []
     assert of_wandb({"wandb_project_name": "p"}, secrets=key) == []
     assert of_wandb({**names, "use_recipes": True}, secrets=key) == []

@@ -120,6 +120,7 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"extra_cmd_args": {"checkpoint.load": "/c"}},
         "_fsdp overrides it",
     ),
+    ("override-twice", {"seq_length": 8192}, {"extra_cmd_args": {"model.seq_length": "4096"}}, "data's to 8192"),
     ("override-dropped", {}, {"extra_cmd_args": {"dataset.random_seed": "5"}}, "makes the dataset anew"),
     ("override-dropped", {}, {"extra_cmd_args": {"dataset.num_workers": "5"}, "version": "v0.3.1"}, "dataset anew"),
     (
@@ -293,6 +294,12 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"secrets": {"WANDB_API_KEY": SecretRef(source="env", name="WANDB_API_KEY")}},
         "cmd_args.wandb_experiment_name has '=', which Hydra cannot read",
     ),
+    (
+        "wandb-together",
+        {"wandb_project_name": "1.10", "wandb_experiment_name": "e"},
+        {"secrets": {"WANDB_API_KEY": SecretRef(source="env", name="WANDB_API_KEY")}},
+        "cmd_args.wandb_project_name = '1.10' is no text to Hydra",
+    ),
 ]
 
 
@@ -353,6 +360,7 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ),
         ("layers-counted", {"num_layers": 4, "model_recipe_name": "deepseek_v3"}, {}),
         ("layers-counted", {"num_layers": 4, "first_k_dense_replace": 4}, {}),
+        ("layers-counted", {"num_layers": 8, "first_k_dense_replace": 0, "model_recipe_name": "qwen3_30b_a3b"}, {}),
         ("graph-scope-needed", TE, {}),
         ("graph-scope-needed", {**TE, "cuda_graph_scope": ["attn"]}, {"version": "v0.4.1"}),
         ("recompute-one", {"recompute_num_layers": 2, "recompute_modules": [], "activation_offload_layers": 0}, {}),
@@ -360,7 +368,15 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ("override-twice", {"tp": 2}, {"extra_cmd_args": {"model.sequence_parallel": "true"}}),
         ("override-twice", {"nccl_ub": False}, {"extra_cmd_args": {"ddp.average_in_collective": "true"}}),
         ("override-twice", {"nccl_ub": True}, {"extra_cmd_args": {"ddp.average_in_collective": "false"}}),
-        ("override-twice", {"tp": 1}, {"extra_cmd_args": {"model.sequence_parallel": "False"}}),
+        ("override-twice", {"tp": 1}, {"extra_cmd_args": {"model.sequence_parallel": "true"}}),
+        ("override-twice", {"recompute_modules": ["mlp"]}, {"extra_cmd_args": {"model.recompute_modules": "[mlp]"}}),
+        ("override-twice", {"tp": 2}, {"url": "/my/bridge", "extra_cmd_args": {"model.sequence_parallel": "false"}}),
+        (
+            "override-twice",
+            {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "/t"},
+            {"extra_cmd_args": {"tokenizer.tokenizer_model": "/t"}},
+        ),
+        ("recompute-one", {"use_recipes": True, "recompute_num_layers": 2, "recompute_modules": ["mlp"]}, {}),
         (
             "override-twice",
             {"recompute_modules": "mlp"},
@@ -373,6 +389,7 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ),
         ("override-twice", {"seq_length": 4096}, {"extra_cmd_args": {"model.seq_length": "4096"}}),
         ("flag-unread", {"seq_length": 4096}, {"extra_cmd_args": {"model.seq_length": "4096"}}),
+        ("flag-unread", {"seq_length": 4096}, {"extra_cmd_args": {"++model.seq_length": "4096"}}),
         ("flag-unread", {"seq_length": 4096}, V6),
         ("override-dropped", {"domain": "vlm"}, {"extra_cmd_args": {"dataset.random_seed": "5"}}),
         ("override-dropped", {}, {"extra_cmd_args": {"dataset.num_workers": "5", "train.eval_iters": "5"}}),
