@@ -100,6 +100,7 @@ def test_a_night_goes_on_by_itself_when_its_host_is_lost_its_worker_stopped_or_i
             rig.wait_for_reapers()  # one that dies with its worker keeps its one slot for five minutes
             night.wait_for_times(number + 1, "Running")
             time.sleep(random.Random(SEED + number).uniform(0, 2))
+            assert night.state[1] == "Running", "it was over before the next one"
 
     night.passes(meanwhile=rig.reap)
 
