@@ -29,7 +29,7 @@ from nightbridge.tasks.prepare import clone, container, prepare, validate
 
 
 def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Cancel the job of a cancelled flow run. Prefect runs this in another process, so the job is found by its name."""
+    """Cancel the job of a cancelled flow run. Prefect may run this in another process: the job is found by its name."""
     run_key = RunSpec.model_validate(flow_run.parameters["run"]).run_key
     cancel_runs(run_key, [run_key], Site.model_validate(flow_run.parameters["site"]))
 

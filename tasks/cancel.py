@@ -1,11 +1,13 @@
 """Cancel: what a person's cancellation of a flow run does to its Slurm jobs.
 
-Plain functions, no tasks: Prefect calls cancellation hooks outside of any run, in another process.
+Plain functions, no tasks: Prefect calls cancellation hooks outside of any run, in another process; those of a subflow
+also in that subflow's own thread.
 """
 
 import contextlib
 import logging
 from collections.abc import Iterable
+from contextvars import copy_context
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,7 @@ from nightbridge.errors import DamagedData
 from nightbridge.files import create_exclusively, open_workspace
 from nightbridge.models import NightReport, RunSpec, Site, Verdict, VerdictStatus
 from nightbridge.nights.records import NightPlan, read_end, read_start, record_end, record_start
+from nightbridge.processes import INTERRUPTED
 from nightbridge.slurm.attempts import attempts_of, cancel_jobs, read_ended
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.tasks.compare import stored_verdict
@@ -40,7 +43,10 @@ def cancel_runs(subject: str, run_keys: Iterable[str], site: Site) -> None:
     Raises:
         StatusUnknown: A job may live on. What could be cancelled is.
     """
-    cancelled = cancel_jobs(run_keys, site.workspace, cluster_of(site))
+    # In a subflow's thread programs are ended, for what it worked on is over; these are not its own.
+    here = copy_context()
+    here.run(INTERRUPTED.set, lambda: False)
+    cancelled = here.run(lambda: cancel_jobs(run_keys, site.workspace, cluster_of(site)))
     log.warning("%s: cancelled %s", subject, ", ".join(str(job_id) for _, job_id in cancelled.jobs) or "no job")
     cancelled.check(subject)
 
@@ -90,7 +96,7 @@ def cancel_searches(flow_run: FlowRun, site: Site) -> None:
 
 
 def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Cancel the jobs of a cancelled search. Prefect runs this in another process, so they are found by their names."""
+    """Cancel the jobs of a cancelled search. Prefect also runs this in another process, so they are found by name."""
     cancel_searches(flow_run, site_of(**flow_run.parameters))
 
 

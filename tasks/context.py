@@ -118,7 +118,8 @@ class Interruption:
 
     def ends_programs(self) -> bool:
         """Whether what runs for it is over; an error is handled by the flow, which still has to report its end."""
-        return not isinstance(self.any_cause, Exception | None)
+        is_over = not isinstance(self.cause, Exception | None)
+        return is_over or (self.outer is not None and self.outer.ends_programs())
 
 
 @dataclass(frozen=True)

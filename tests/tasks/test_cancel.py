@@ -21,16 +21,20 @@ from nightbridge.flows.nightly import cancel_hook, nightly
 from nightbridge.flows.trial import try_flow
 from nightbridge.models import Budget, ClusterSettings, RunSpec, Scenario, Site, utc_now
 from nightbridge.nights.records import NightPlan, NightStart, NightTest, find_nights, write_plan
+from nightbridge.processes import INTERRUPTED
 from nightbridge.report.overview import index_html
 from nightbridge.slurm.attempt_files import open_attempt
+from nightbridge.slurm.attempts import CancelledJobs
 from nightbridge.tasks.cancel import (
     cancel_night,
+    cancel_runs,
     cancel_searches,
     is_recorded,
     note_search,
     noted_searches,
     record_cancelled,
 )
+from nightbridge.tasks.context import interrupted_together
 from nightbridge.tasks.night import PLAN_LABEL
 from nightbridge.tasks.site import store_of
 from tests.builders import make_test
@@ -141,6 +145,25 @@ def test_an_attribution_that_may_live_on_keeps_the_cancellation_open(
     answers(True)
     hook()
     assert is_recorded(plan, plan.start.begun_at)
+
+
+def test_the_hook_of_a_subflow_starts_programs_in_a_thread_whose_own_are_ended(
+    plan: NightPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[bool] = []
+
+    def cancel_jobs(*_jobs: Any) -> CancelledJobs:
+        ended.append(INTERRUPTED.get()())
+        return CancelledJobs(jobs=(), doubts=())
+
+    monkeypatch.setattr("nightbridge.tasks.cancel.cancel_jobs", cancel_jobs)
+    with interrupted_together() as interruption:
+        interruption.cause = KeyboardInterrupt()
+
+        cancel_runs("night", [plan.runs[0].run_key], plan.site)
+
+        assert INTERRUPTED.get()()
+    assert ended == [False]
 
 
 def test_whoever_cancels_is_told_that_jobs_may_live_on(

@@ -14,6 +14,7 @@ from prefect.states import Suspended
 
 from nightbridge.errors import PermanentError, StatusUnknown, TransientError
 from nightbridge.models import ClusterSettings, Scenario, Site
+from nightbridge.processes import INTERRUPTED
 from nightbridge.tasks.context import NightContext, interrupted_together, shared_night, this_night, wait_out
 from nightbridge.tasks.night import read_scenario
 
@@ -111,6 +112,15 @@ def test_what_fails_because_of_an_interruption_tells_the_interruption() -> None:
 
     with interrupted_together() as interruption, pytest.raises(KeyboardInterrupt):
         wait_out(killed, (StatusUnknown,), first_delay=0.01)
+
+
+def test_an_interruption_around_ends_what_a_failure_inside_left_running() -> None:
+    with interrupted_together() as outer, interrupted_together() as inner:
+        inner.cause = ValueError("one of the calls beside it failed")
+        goes_on = INTERRUPTED.get()()
+        outer.cause = KeyboardInterrupt()
+
+        assert (goes_on, INTERRUPTED.get()()) == (False, True)
 
 
 # --- what a night shares ---------------------------------------------------------------------------------------------
