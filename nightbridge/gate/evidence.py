@@ -295,6 +295,7 @@ def comparable_losses(
         row
         for row in sorted(history, key=lambda row: (row.order, row.harvested_at))
         if is_of_earlier_night(row, own)
+        and not row.repeat  # of an accepted night a control arm is what was before it
         and not row.resumed
         and not changed_topology(row, own)
         and (is_good(row) or is_accepted(decisions, "loss_curve", row.night))

@@ -238,8 +238,8 @@ def standing(verdict: Verdict, nights: Sequence[Night], decisions: Sequence[Deci
     judged = [good_for(row, facts) for row in judged] if regressed and facts else judged
     if verdict.status is VerdictStatus.UNSTABLE:
         unstable = [row for row in judged[-MODES_TAKE_TURNS:] if row.verdict is verdict.status]
-        # Two speeds take turns; that a night's runs disagree in something else is another matter.
-        known = SPEEDS | facts_of(name for row in unstable for name in row.worse)
+        # Two speeds take turns, also for golden values; that runs disagree in something else is another matter.
+        known = SPEEDS | {GOLDEN} | facts_of(name for row in unstable for name in row.worse)
         stands = unstable and facts <= known
         return Standing("standing", unstable[0].night) if stands else Standing("new", verdict.night)
     own = _fault(nights[-1].own.model_copy(update={"verdict": verdict.status}))

@@ -189,7 +189,7 @@ def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[Night, ..
     own = row_of(record, None)
     comparable = (row for row in history if row.night < own.night and not changed_topology(row, own))
     past = sorted(comparable, key=lambda row: (row.night, row.harvested_at))
-    nights = nights_of(past[first_that_counts(past) :])
+    nights = nights_of(past[first_that_counts(past) :], own.iteration)
     # Where the cluster has the levels holds until a control arm says otherwise.
     own = own.model_copy(update={"moved": levels_held(nights, own.nodes)})
     return (*nights, Night(own, (own, *repeats_of(own, history)), arms_of(own, history)))
@@ -252,7 +252,8 @@ def _verdict(
         comparisons=tuple(_beside_golden(result.comparison, golden) for result in results),
         baseline_runs=tuple(row.run_key for row in baseline),
         reference_run=golden.run_key if golden else None,
-        as_golden=golden is None or golden.as_good,
+        # What golden values say of speed is the fact that a slower metric has already.
+        as_golden=golden is None or golden.as_good or (golden.only_slower and _is_slower(results)),
         job_id=record.job.job_id,
         store_url=record.store_url,
         prefix=record.prefix,
@@ -269,6 +270,12 @@ def _verdict(
         gpu_hours=gpu_hours(record) or 0.0,
         confirmation_gpu_hours=sum(further.values()),
     )
+
+
+def _is_slower(results: Sequence[MetricResult]) -> bool:
+    """Whether a metric of speed regressed."""
+    regressed = (METRIC_BY_NAME[one.comparison.metric] for one in results if one.comparison.status == "regressed")
+    return any(metric.fact == "speed" for metric in regressed)
 
 
 def _with_few_nights(verdict: Verdict, nights: int, tonight: Tonight) -> Verdict:

@@ -24,7 +24,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nightbridge.errors import InvalidInput
 from nightbridge.history.reading import is_good
@@ -61,10 +61,14 @@ class Night:
         return is_good(self.own)
 
 
-def nights_of(rows: Iterable[HistoryRow]) -> tuple[Night, ...]:
-    """The nights that have a run of their own, oldest first."""
+def nights_of(rows: Iterable[HistoryRow], iteration: int = 1) -> tuple[Night, ...]:
+    """The nights that have a run of their own, oldest first: of several, that of an iteration where there is one."""
+
+    def place(row: HistoryRow) -> tuple[Any, ...]:
+        return row.night, row.repeat, row.iteration != iteration, row.iteration, row.harvested_at
+
     by_night: dict[str, list[HistoryRow]] = {}
-    for row in sorted(rows, key=lambda row: (row.night, row.repeat, row.iteration, row.harvested_at)):
+    for row in sorted(rows, key=place):
         by_night.setdefault(row.night, []).append(row)
     nights = []
     for runs in sorted(by_night.values(), key=lambda runs: runs[0].order):

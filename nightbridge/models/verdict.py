@@ -171,7 +171,7 @@ class Verdict(StoredModel):
     comparisons: tuple[Comparison, ...] = ()
     baseline_runs: tuple[str, ...] = Field((), description="Run keys of the runs compared with.")
     reference_run: str | None = Field(None, description="Run key of the run that its test names as reference.")
-    as_golden: bool = Field(True, description="Whether it is as good as golden values and reference, where it has any.")
+    as_golden: bool = Field(True, description="Whether it is as good as golden values in what no metric says.")
     job_id: int | None = None
     store_url: str = ""
     prefix: str = ""

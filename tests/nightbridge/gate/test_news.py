@@ -1,15 +1,19 @@
 """What of a verdict is news, night by night."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from nightbridge.gate.control import arm_of
 from nightbridge.gate.suspects import suspect_nights
 from nightbridge.gate.tonight import Evidence
+from nightbridge.gate.trend import standing
 from nightbridge.gate.verdict import compare
+from nightbridge.history.nightly_values import Night
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import Outcome, ReferenceResult, Verdict, VerdictStatus
-from tests.builders import make_decision, make_record, make_summary
+from nightbridge.models import Arm, Outcome, ReferenceResult, RunRecord, Verdict, VerdictStatus
+from tests.builders import make_decision, make_record, make_summary, make_verdict
 
 GOOD, SLOW, SLOWER, FAST = 1.0, 1.1, 1.25, 0.9
 AWAY = 0.0
@@ -131,6 +135,9 @@ def test_another_fact_that_becomes_worse_has_its_own_news_and_suspects() -> None
 
 
 AWAY_FROM_GOLDEN = ReferenceResult(whole=True, as_good=False, reasons=("golden values, final loss: 23 %",))
+SLOW_FOR_GOLDEN = ReferenceResult(
+    whole=True, as_good=False, reasons=("golden values, performance: 5 %",), only_slower=True
+)
 
 
 @pytest.mark.parametrize(
@@ -149,8 +156,17 @@ AWAY_FROM_GOLDEN = ReferenceResult(whole=True, as_good=False, reasons=("golden v
             ((GOOD, AWAY_FROM_GOLDEN), (SLOW, None)),
             [("new", "2026-11-09", "2026-11-08", "2026-11-09"), ("new", "2026-11-10", "2026-11-09", "2026-11-10")],
         ),
+        (
+            ((SLOW, None), (SLOW, SLOW_FOR_GOLDEN), (SLOW, None), (SLOW, AWAY_FROM_GOLDEN)),
+            [
+                ("new", "2026-11-09", "2026-11-08", "2026-11-09"),
+                ("standing", "2026-11-09", "2026-11-08", "2026-11-09"),
+                ("standing", "2026-11-09", "2026-11-08", "2026-11-09"),
+                ("worse", "2026-11-09", "2026-11-11", "2026-11-12"),
+            ],
+        ),
     ],
-    ids=["after another fact", "before it"],
+    ids=["after another fact", "before it", "after it was slow for golden values as well"],
 )
 def test_what_is_worse_than_golden_values_is_a_fact_of_its_own(
     levels: Sequence[tuple[float, ReferenceResult | None]], expected: list[tuple[str, str, str, str]]
@@ -193,6 +209,45 @@ def test_the_runs_that_a_test_has_each_night_have_their_own_news() -> None:
     of_the_first, of_the_second = found[16::2], found[17::2]
     assert of_the_first == [("", "")] * 3
     assert of_the_second == [("new", "2026-11-09"), ("standing", "2026-11-09"), ("over", "")]
+
+
+def test_a_slow_second_run_of_each_night_is_given_pairs_in_its_first_one() -> None:
+    rows: list[HistoryRow] = []
+    further = []
+    for day, second in enumerate([GOOD] * 8 + [SLOWER] * 4, start=1):
+        tonight: list[HistoryRow] = []
+        for iteration, level in ((1, GOOD), (2, second)):
+            arms: list[HistoryRow] = []
+            verdict = compare(record := repeated(day, iteration, level), rows)
+            while verdict.reruns > len(arms):
+                arm = arm_of(len(arms) + 1, verdict.control.run_key if verdict.control else "")
+                seconds = GOOD if arm.role == "control" else level
+                arms.append(row_of(repeated(day, iteration, seconds, repeat=len(arms) + 1, arm=arm), None))
+                verdict = compare(record, [*rows, *arms])
+            tonight += [row_of(record, verdict), *arms]
+        further.append(verdict.further_runs)
+        rows += tonight
+
+    assert further[8] > 0
+    assert further[9:] == [0, 0, 0]
+
+
+def repeated(day: int, iteration: int, level: float, repeat: int = 0, arm: Arm | None = None) -> RunRecord:
+    record = make_record(make_summary([level] * 50, tflops=700.0 / level), f"2026-11-{day:02}", repeat=repeat)
+    spec = record.spec.model_copy(update={"iteration": iteration, "arm": arm})
+    return record.model_copy(update={"spec": spec})
+
+
+def test_two_known_speeds_are_no_news_where_golden_values_find_the_slow_one_too_slow() -> None:
+    rows = [row_of(make_record(night=f"2026-10-{day:02}"), unstable()) for day in range(1, 17)]
+    own = row_of(make_record(night="2026-10-17"), None)
+    tonight = unstable(night="2026-10-17", as_golden=False)
+
+    assert standing(tonight, [Night(row, (row,)) for row in (*rows, own)]).news == "standing"
+
+
+def unstable(**fields: Any) -> Verdict:
+    return make_verdict(VerdictStatus.UNSTABLE, **fields)
 
 
 def test_what_stands_says_since_when() -> None:

@@ -172,6 +172,16 @@ def test_accepted_losses_are_what_later_nights_are_held_to(declared: Nights) -> 
     assert declared.night(USUAL).status == "regressed"
 
 
+def test_accepted_losses_are_not_those_of_the_accepted_night_s_control_arm(declared: Nights) -> None:
+    for _ in range(7):
+        declared.night(USUAL)
+    declared.night(OTHER, again=[OTHER], control=USUAL)
+    declared.accept(declared.date)
+
+    assert declared.night(OTHER).exit_code == 0
+    assert declared.night(USUAL).status == "regressed"
+
+
 def test_one_good_night_is_enough_for_a_test_that_says_so(declared: Nights) -> None:
     verdict = declared.night(OTHER)
 
