@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
+from httpx import HTTPStatusError, codes
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
@@ -35,8 +36,9 @@ from nightbridge.tasks.mirror import insist, on_server
 LEASE_SECONDS = 900.0
 """How long a dead process keeps its slots. Its job lives on, so a short lease would let another job in beside it."""
 
-_ASK_FOR = 5.0
 _LOOK_AGAIN = 1.0
+_LAST_ANSWER = 10.0
+"""Seconds that a job which has ended waits for a question that is on its way; what it brings is given back later."""
 
 # Of the whole process, and held for one question only: Prefect's client answers one caller of a process after the
 # other, so one waits there and the others here, where they notice an interrupt at once.
@@ -108,8 +110,6 @@ def _take(names: list[str], slots: contextlib.ExitStack, check: Callable[[], Non
                     taken.enter_context(_slot(name))
                 slots.enter_context(taken.pop_all())
             return
-        except TimeoutError:
-            why = "all are taken"
         except ConcurrencySlotAcquisitionError as error:
             why = _refusal(names, error)
             time.sleep(_LOOK_AGAIN)
@@ -123,12 +123,14 @@ def _take(names: list[str], slots: contextlib.ExitStack, check: Callable[[], Non
 def _slot(name: str) -> contextlib.AbstractContextManager[None]:
     """A slot of one limit. Of several names in one question, Prefect would pass over one that is not there.
 
-    A lease that could not be renewed is no error: the job keeps running, whether or not Prefect's server can count it.
+    It is asked once, without a time limit: a slot that a busy server grants to a question which has been given up is
+    nobody's until its lease is over. A lease that could not be renewed is no error: the job keeps running, whether or
+    not Prefect's server can count it.
     """
     return concurrency(
         name,
         strict=True,
-        timeout_seconds=_ASK_FOR,
+        max_retries=0,
         lease_duration=LEASE_SECONDS,
         raise_on_lease_renewal_failure=False,
     )
@@ -146,6 +148,8 @@ def _refusal(names: list[str], error: ConcurrencySlotAcquisitionError) -> str:
             subject=", ".join(names),
             advice="Start the night again",
         ) from error
+    if isinstance(error.__cause__, HTTPStatusError) and error.__cause__.response.status_code == codes.LOCKED:
+        return "all are taken"
     return " ".join(str(error.__cause__).split())[:200]
 
 
@@ -182,7 +186,7 @@ def _taken_beside(names: list[str]) -> Iterator[None]:
         yield
     finally:
         over.set()
-        thread.join(timeout=_ASK_FOR + 5)
+        thread.join(timeout=_LAST_ANSWER)
 
 
 LONGEST_NIGHT_SECONDS = 48 * 3600.0

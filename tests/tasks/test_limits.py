@@ -1,5 +1,6 @@
 """How many jobs of ours a cluster has at once."""
 
+import asyncio
 import contextlib
 import contextvars
 import logging
@@ -7,10 +8,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from httpx import HTTPStatusError, Request, Response
 from prefect import flow
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import PrefectClient, get_client
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 
 from nightbridge.errors import PermanentError
@@ -80,6 +83,31 @@ def test_one_slot_is_held_by_one_job_at_a_time_and_none_is_left_taken(tmp_path: 
     wait_until(lambda: taken("nightbridge-one") == 0)
 
 
+def test_a_slot_that_a_busy_server_grants_late_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(workspace=tmp_path, cluster=ClusterSettings(name="late", max_jobs=1))
+    ask, began = PrefectClient.increment_concurrency_slots_with_lease, time.monotonic()
+
+    async def answer_late(*args: Any, **parameters: Any) -> Response:
+        answer = await ask(*args, **parameters)
+        await asyncio.sleep(6)
+        return answer
+
+    def wait_no_longer() -> None:
+        assert time.monotonic() - began < 60, "the slot that was granted is nobody's"
+
+    monkeypatch.setattr(PrefectClient, "increment_concurrency_slots_with_lease", answer_late)
+    monkeypatch.setattr(limits, "raise_if_interrupted", wait_no_longer)
+
+    @flow
+    def one() -> None:
+        with job_slots(plan(tmp_path, "late"), site):
+            assert taken("nightbridge-late") == 1
+
+    one()
+
+    wait_until(lambda: taken("nightbridge-late") == 0)
+
+
 def test_a_limit_that_somebody_deleted_is_no_licence(tmp_path: Path) -> None:
     cluster = ClusterSettings(name="gone", max_jobs=5, max_jobs_per_account=5)
     site = Site(workspace=tmp_path, cluster=cluster)
@@ -100,7 +128,9 @@ def test_a_limit_that_somebody_deleted_is_no_licence(tmp_path: Path) -> None:
 def test_why_there_is_no_slot_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     refused = ConcurrencySlotAcquisitionError("no slot")
     refused.__cause__ = ValueError("422: Slots requested is greater than the limit")
-    answers = iter([refused, refused, TimeoutError(), TimeoutError(), refused])
+    taken = ConcurrencySlotAcquisitionError("no slot")
+    taken.__cause__ = HTTPStatusError("423", request=Request("POST", "http://p"), response=Response(423))
+    answers = iter([refused, refused, taken, taken, refused])
 
     def slot(name: str) -> contextlib.AbstractContextManager[None]:
         for answer in answers:
