@@ -17,7 +17,7 @@ from nightbridge.launch.resources import oversized_checkpoint, parameters_of, re
 from nightbridge.launch.shipped import pinned_recipes, released_recipes
 from nightbridge.models import HarvestPolicy, TestDefinition
 from nightbridge.models.series import DEFAULTS
-from nightbridge.rules.required import has_nvidias_launcher, is_given
+from nightbridge.rules.required import has_performance_recipe, is_given
 from nightbridge.rules.rule import UPSTREAM, RuleContext, cmd_args, is_local, pinned_schema, rule
 
 _NIGHTS = "nightbridge: what a night stores and compares"
@@ -429,7 +429,7 @@ _OVERRIDING = "Megatron-Bridge: scripts/performance/utils/overrides.py at 067f98
 @rule("override-twice", _OVERRIDING, ("extra_cmd_args", "cmd_args", "harvest", "git_repos"))
 def _twice(run: RuleContext) -> Iterator[str]:
     """The launcher lays its own flags over the overrides, and nightbridge plans by the flags."""
-    performance = not run.args.get("use_recipes") and has_nvidias_launcher(run)
+    performance = has_performance_recipe(run)
     saves = run.test.harvest.checkpoint != "none" or any(is_given(run.args.get(key)) for key in _SAVING.values())
     for key, path, value in overrides_of(run.test):
         path = path.replace("model.transformer.", "model.")
@@ -460,7 +460,7 @@ _KEPT_OF_DATA = frozenset({"num_workers", "pin_memory", "persistent_workers"})
 @rule("override-dropped", _OVERRIDING, ("extra_cmd_args", "cmd_args", "git_repos"), "warning")
 def _dropped(run: RuleContext) -> Iterator[str]:
     """The launcher sets some fields after the overrides, whatever its flags are."""
-    if run.args.get("use_recipes") or not has_nvidias_launcher(run):
+    if not has_performance_recipe(run):
         return
     for key, path, value in overrides_of(run.test):
         if reason := _why_dropped(path.replace("model.transformer.", "model."), str(value).lower(), run):

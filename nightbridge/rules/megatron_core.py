@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from nightbridge.launch.flags import V0_4_2, V0_5_0, V0_6_0, Version, items_of
 from nightbridge.rules.cloudai import DEEPSEEK_STAGES
-from nightbridge.rules.required import has_nvidias_launcher
+from nightbridge.rules.required import has_performance_recipe
 from nightbridge.rules.rule import NO_GRAPHS, PARALLEL, RuleContext, cmd_args, rule
 
 _PARALLEL_STATE = "Megatron-Core: parallel_state.py and transformer_config.py at 2a75ac12 (main of August 2026)"
@@ -182,7 +182,7 @@ _DENSE_FIRST = frozenset({"deepseek_v3", "kimi_k2"})
 def _layers_counted(run: RuleContext) -> Iterator[str]:
     """The launcher counts the dense layers in a list that only some models have, and fails without one."""
     args, recipe = run.args, str(run.args.get("model_recipe_name"))
-    if args.get("first_k_dense_replace") is not None or args.get("use_recipes") or not has_nvidias_launcher(run):
+    if args.get("first_k_dense_replace") is not None or not has_performance_recipe(run):
         return
     if args.get("num_layers") and recipe in _EXPERTS.keys() - _DENSE_FIRST:
         moved = "model.transformer.num_layers" if run.version >= V0_6_0 else "model.num_layers"
@@ -266,8 +266,8 @@ def _graph_scope(run: RuleContext) -> Iterator[str]:
 )
 def _graph_scope_needed(run: RuleContext) -> Iterator[str]:
     """The launcher goes through the scopes that are given to it, and fails where there are none."""
-    is_captured = run.graph_implementation == "transformer_engine" and not run.args.get("use_recipes")
-    if is_captured and not run.graph_scopes and has_nvidias_launcher(run):
+    is_captured = run.graph_implementation == "transformer_engine" and not run.graph_scopes
+    if is_captured and has_performance_recipe(run):
         yield "cuda_graph_impl transformer_engine needs a cuda_graph_scope before v0.4.2; write one, such as attn"
 
 

@@ -121,6 +121,11 @@ def has_nvidias_launcher(run: RuleContext) -> bool:
     return repository.launcher is None and not is_local(repository.url)
 
 
+def has_performance_recipe(run: RuleContext) -> bool:
+    """Whether it is NVIDIA's scripts of performance recipes that lay their flags over the recipe."""
+    return not run.args.get("use_recipes") and has_nvidias_launcher(run)
+
+
 @rule("flag-unread", _SCRIPTS, ("cmd_args", "extra_cmd_args", "git_repos"), "warning")
 def _unread(run: RuleContext) -> Iterator[str]:
     """The launcher's parser takes every option, and the recipe's own value trains where nothing reads one."""
