@@ -282,9 +282,8 @@ def searched_run(run: RunSpec, question: Question, bad: RunRecord) -> RunSpec:
     """
     # A job that failed did so without golden values; where it ended well, these may be what the run failed by.
     may_be_golden = question.metric == FAILURE and bad.job.outcome in COMPLETE_OUTCOMES
-    held_to = {} if may_be_golden else {"golden": None, "reference": None}
-    test = run.test.model_copy(update={"gate": run.test.gate.model_copy(update=held_to)})
-    return run.model_copy(update={"test": test, "after": ()})
+    gate = run.test.gate if may_be_golden else run.test.gate.without_golden()
+    return run.model_copy(update={"test": run.test.model_copy(update={"gate": gate}), "after": ()})
 
 
 def _key(bisect_id: str) -> str:

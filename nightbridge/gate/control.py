@@ -439,8 +439,7 @@ def arm_run(run: RunSpec, base: RunRecord, number: int, on_suspects: bool = Fals
     test = run.test
     if arm.role == "control":
         test, tonights = run_at(base, {}).test, {name: getattr(test, name) for name in _OF_TONIGHT}
-        gate = test.gate.model_copy(update={"golden": None, "reference": None})
-        test = test.model_copy(update={**tonights, "gate": gate})
+        test = test.model_copy(update={**tonights, "gate": test.gate.without_golden()})
     test = test.model_copy(update={"harvest": HarvestPolicy(checkpoint="none")})
     return run.model_copy(update={"repeat": number, "arm": arm, "test": test, "after": ()})
 
