@@ -97,18 +97,20 @@ def attribute(test_id: str, request: AttributionRequest, site: Site) -> Attribut
             return found  # its range cannot be tried again
         # A range that could not be searched is tried again: a registry may be open, or a repository whole by now.
         again = found and found.model_copy(update={"plan": plan, "notes": (), "descents": ()})
-        result = again or _exchange(plan, bad, own, request.at_once)
-        return keep_answer(_descend(result, bad, own, request.at_once), site)
+        usual = patiently(partial(usual_cost, plan, site))
+        result = again or _exchange(plan, bad, own, request.at_once, usual)
+        return keep_answer(_descend(result, bad, own, request.at_once, usual), site)
 
 
-def _exchange(plan: AttributionPlan, bad: RunRecord, site: Site, at_once: int | None) -> AttributionResult:
+def _exchange(
+    plan: AttributionPlan, bad: RunRecord, site: Site, at_once: int | None, usual: float
+) -> AttributionResult:
     """Exchange factors between the good and the bad night until the answer is as sure as wanted."""
     ended, begun = stored_runs(store_of(site), plan, bad)
     if ended or begun:
         get_run_logger().info("%d runs of this attribution are already there, %d begun", len(ended), len(begun))
     one_run = partial(_run_design, plan=plan, bad=bad, site=site)
     runs = [*ended, *side_by_side(one_run, begun, most=max(len(begun), 1))]
-    usual = patiently(partial(usual_cost, plan, site))
     stopped: Stop = ""
     while True:
         room = at_once or room_for(bad, site, MAX_AT_ONCE // 4)
@@ -120,10 +122,11 @@ def _exchange(plan: AttributionPlan, bad: RunRecord, site: Site, at_once: int | 
     return evaluate(plan, runs, stopped=stopped)
 
 
-def _descend(result: AttributionResult, bad: RunRecord, site: Site, at_once: int | None) -> AttributionResult:
+def _descend(
+    result: AttributionResult, bad: RunRecord, site: Site, at_once: int | None, usual: float
+) -> AttributionResult:
     """The answer with what was found inside those factors of the cause that are ranges."""
     plan = result.plan
-    usual = patiently(partial(usual_cost, plan, site))
     for group in ranges_of(result):
         try:
             if planned := plan_descent(result, group, site):

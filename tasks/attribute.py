@@ -18,6 +18,7 @@ from nightbridge.attribution.plan import (
     plan_of_range,
     rows_of_test,
     same_change,
+    searched_rows,
     submodule_range,
 )
 from nightbridge.attribution.result import (
@@ -138,14 +139,13 @@ def _range_of_commits(result: AttributionResult, group: Group, site: Site) -> Bi
     """The bisect of a repository's commits, submodules' among them."""
     store, plan = store_of(site), result.plan
     request = descent_request(result, group)
-    rows = find_rows(store, plan.test_id, plan.cluster, request)
-    shift = _shift_of(plan, rows_of_test(store, plan.test_id, plan.cluster))
+    every = rows_of_test(store, plan.test_id, plan.cluster)
     return bisect_plans.make_plan(
-        rows,
+        searched_rows(every, request),
         partial(commits_between, site),
         partial(verdict_of, store),
         request,
-        shift,
+        _shift_of(plan, every),
         partial(inner_of, store, site),
         partial(repo_of, store),
     )

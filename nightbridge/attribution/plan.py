@@ -118,6 +118,15 @@ def find_rows(
         raise InvalidInput(
             "no history of this test", subject=f"{test_id} in {store.url}", advice=like_test(store, test_id)
         )
+    return searched_rows(rows, request)
+
+
+def searched_rows(rows: Sequence[HistoryRow], request: SearchRequest) -> tuple[HistoryRow, ...]:
+    """Of every run of a test those that a request is about, as `find_rows` has them.
+
+    Raises:
+        InvalidInput: The run or night that is named is not among them.
+    """
     named = next((row for row in rows if row.run_key == request.run_key), None)
     if request.run_key and named is None:
         raise InvalidInput(

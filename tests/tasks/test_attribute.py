@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from nightbridge.attribution.result import evaluate, keep_result
+from nightbridge.bisect.plan import BisectPlan
 from nightbridge.bisect.search import BisectPolicy
 from nightbridge.errors import InvalidInput
 from nightbridge.history.history_store import put_row
-from nightbridge.history.rows import row_of
+from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import RangeCommit, Site, VerdictStatus, utc_now
 from nightbridge.tasks import attribute
 from nightbridge.tasks.attribute import earlier_result, plan_descent
@@ -26,8 +27,22 @@ def test_an_answer_that_is_not_as_sure_as_requested_is_none(tmp_path: Path) -> N
     assert earlier_result(ATTRIBUTION_PLAN.model_copy(update={"policy": surer}), site) is None
 
 
+@pytest.fixture
+def one_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between any two nights there is one commit."""
+    commit = RangeCommit(commit="2" * 40, subject="Tidy", author="", authored_at=utc_now())
+    monkeypatch.setattr(attribute, "commits_between", lambda *_ends: (commit,))
+
+
+def planned_between(good: HistoryRow, bad: HistoryRow, site: Site) -> BisectPlan | None:
+    """The search inside Megatron-Bridge between two runs of a test."""
+    about = {"test_id": bad.test_id, "cluster": bad.cluster, "series": bad.series}
+    plan = ATTRIBUTION_PLAN.model_copy(update={**about, "good": good.prefix, "bad": bad.prefix})
+    return plan_descent.fn(evaluate(plan, exchange_runs([1])), (1,), site)
+
+
 def test_a_new_attempt_of_the_bad_night_does_not_keep_its_commits_from_being_searched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, one_commit: None
 ) -> None:
     site = Site(workspace=tmp_path)
     store = store_of(site)
@@ -35,19 +50,15 @@ def test_a_new_attempt_of_the_bad_night_does_not_keep_its_commits_from_being_sea
     good, bad = (row_of(made, make_verdict(VerdictStatus.PASSED)) for made in nights)
     put_row(store, good)
     put_row(store, bad.model_copy(update={"attempt": 2, "prefix": f"{bad.prefix[:-1]}2"}))
-    about = {"test_id": bad.test_id, "cluster": bad.cluster, "series": bad.series, "good": good.prefix}
-    plan = ATTRIBUTION_PLAN.model_copy(update={**about, "bad": bad.prefix})
-    commit = RangeCommit(commit="2" * 40, subject="Tidy", author="", authored_at=utc_now())
-    monkeypatch.setattr(attribute, "commits_between", lambda *_ends: (commit,))
 
-    planned = plan_descent.fn(evaluate(plan, exchange_runs([1])), (1,), site)
+    planned = planned_between(good, bad, site)
 
     assert planned is not None
     assert [step.commit for step in planned.commits] == ["2" * 40]
 
 
 def test_a_range_between_runs_of_two_scenarios_is_searched_where_the_good_night_had_both(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, one_commit: None
 ) -> None:
     site = Site(workspace=tmp_path)
     rows = {}
@@ -58,12 +69,8 @@ def test_a_range_between_runs_of_two_scenarios_is_searched_where_the_good_night_
         rows[scenario, day] = row.model_copy(update={"prefix": f"runs/llama3-8b/{row.night}/{row.run_key}/a1"})
         put_row(store_of(site), rows[scenario, day])
     good, bad = rows["nightly", 1], rows["weekly", 2]
-    about = {"test_id": bad.test_id, "cluster": bad.cluster, "series": bad.series, "good": good.prefix}
-    plan = ATTRIBUTION_PLAN.model_copy(update={**about, "bad": bad.prefix})
-    commit = RangeCommit(commit="2" * 40, subject="Tidy", author="", authored_at=utc_now())
-    monkeypatch.setattr(attribute, "commits_between", lambda *_ends: (commit,))
 
-    planned = plan_descent.fn(evaluate(plan, exchange_runs([1])), (1,), site)
+    planned = planned_between(good, bad, site)
 
     assert planned is not None
     assert [step.commit for step in planned.commits] == ["2" * 40]
