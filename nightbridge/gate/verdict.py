@@ -98,7 +98,15 @@ COMPARED: tuple[tuple[ComparisonStatus, VerdictStatus], ...] = (
     ("passed", VerdictStatus.PASSED),
 )
 
-MAY_BE_MODES = frozenset(map(VerdictStatus, ("passed", "improved", "regressed", "unstable", "suspicious")))
+MAY_BE_MODES = frozenset(
+    {
+        VerdictStatus.PASSED,
+        VerdictStatus.IMPROVED,
+        VerdictStatus.REGRESSED,
+        VerdictStatus.UNSTABLE,
+        VerdictStatus.SUSPICIOUS,
+    }
+)
 
 BAD_COMPARISONS: dict[VerdictStatus, ComparisonStatus] = {
     VerdictStatus.REGRESSED: "regressed",
