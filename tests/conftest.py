@@ -58,6 +58,9 @@ SEEDS = range(int(os.environ.get("NIGHTBRIDGE_SEEDS", "5")))
 MINUTES = float(os.environ.get("NIGHTBRIDGE_TEST_MINUTES", "inf"))
 """How long tests may go on being started: `make test` bounds it, so that a slow machine still gives a result in time."""
 
+_LAST_LINES = 25
+"""Of what failed, as long as the run goes on."""
+
 _STARTED = time.monotonic()
 _UMASK = os.umask(0o022)
 os.umask(_UMASK)
@@ -154,6 +157,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     first_try = getattr(item, "execution_count", 1) == 1
     if first_try and time.monotonic() - _STARTED > MINUTES * 60:
         pytest.skip(f"not run: the {MINUTES:g} minutes for tests are over (NIGHTBRIDGE_TEST_MINUTES)")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Say at once what failed: pytest does so at its end, which a run that is killed for its time never reaches."""
+    if report.outcome not in ("passed", "skipped") and "PYTEST_XDIST_WORKER" not in os.environ:
+        last_lines = report.longreprtext.splitlines()[-_LAST_LINES:]
+        title = f"{report.outcome}: {report.nodeid} ({report.when})"
+        print("", title, *last_lines, sep="\n", file=sys.__stdout__, flush=True)
 
 
 def pytest_unconfigure() -> None:
