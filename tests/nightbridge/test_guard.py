@@ -29,12 +29,16 @@ def wait_until_gone(pid: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_program_and_its_children_end_with_the_process_that_is_killed(tmp_path: Path, number: signal.Signals) -> None:
-    program = f"sleep 600 & echo $! > {tmp_path}/child; mv {tmp_path}/child {tmp_path}/started; wait"
+    # The helper knows a program as soon as its lines are read.
     script = f"""
 import os
+from pathlib import Path
 from nightbridge.processes import run
+def started(child):
+    Path("{tmp_path}/child").write_text(child)
+    os.rename("{tmp_path}/child", "{tmp_path}/started")
 run(["true"], environment=os.environ, timeout=60)
-run(["sh", "-c", {program!r}], environment=os.environ, timeout=600)
+run(["sh", "-c", "sleep 600 & echo $! >&2; wait"], environment=os.environ, timeout=600, on_line=started)
 """
     process = subprocess.Popen([sys.executable, "-c", script])
     started = tmp_path / "started"
