@@ -47,6 +47,9 @@ LAUNCHER_LOCK = Path(__file__).with_name("launcher.lock")
 INSTALL_TIMEOUT_SECONDS = 1800.0
 CHECK_TIMEOUT_SECONDS = 300.0
 RECORD_NAME = "environment.json"
+BASE_FILE = "nightbridge-base.pth"
+"""In the packages of a layer: it puts those of its base behind them."""
+
 
 # All that pip gets of our environment. A package's build back end is other people's code: it sees no secret of the site
 # or of a test, whatever its variable is called. The user's own Python settings must not leak in either.
@@ -181,7 +184,7 @@ def make_environment(
     digest = hashlib.sha256(f"{base.name} {nemo_run.commit}".encode()).hexdigest()[:16]
     layer = envs_dir.absolute() / digest
     with lease(layer.with_name(f".{digest}.lease")) as held:
-        record = _read_record(layer)
+        record = _read_record(layer) if _finds_base(layer) else None
         if record is None:
             for leftover in layer.parent.glob(f".{digest}.*.tmp"):
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -220,7 +223,7 @@ def _make_layer(nemo_run: PinnedRepository, base: Path, folder: Path, digest: st
     _pip(base, "--no-index", "--no-deps", "--no-build-isolation", "--target", packages, source)
     shutil.rmtree(source)
     # addsitedir also reads the base's own .pth files, which a plain line in a .pth file would not.
-    (packages / "nightbridge-base.pth").write_text(f"import site; site.addsitedir({str(site_packages(base))!r})\n")
+    (packages / BASE_FILE).write_text(f"import site; site.addsitedir({str(site_packages(base))!r})\n")
     project = next(iter(importlib.metadata.distributions(path=[str(packages)])), None)
     if project is None:
         raise PermanentError("it installs no package", subject=f"{nemo_run.url} at {nemo_run.commit[:12]}")
@@ -305,6 +308,15 @@ def _read_record(layer: Path) -> EnvironmentRecord | None:
         return EnvironmentRecord.model_validate_json((layer / RECORD_NAME).read_bytes())
     except (FileNotFoundError, ValueError):
         return None
+
+
+def _finds_base(layer: Path) -> bool:
+    """Whether the base is where the layer names it: it is not once the folder of environments has been moved."""
+    try:
+        named = (site_packages(layer) / BASE_FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+    return Path(named.partition("addsitedir(")[2].strip("')\n")).is_dir()
 
 
 def _sources(wheels: Path | None) -> list[str | Path]:
