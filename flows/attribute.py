@@ -36,6 +36,7 @@ from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import verdict_of
 from nightbridge.flows.threads import side_by_side
+from nightbridge.gate.nodes import on_nodes
 from nightbridge.models import RunRecord, Site
 from nightbridge.tasks.attribute import (
     bad_run,
@@ -47,7 +48,7 @@ from nightbridge.tasks.attribute import (
 )
 from nightbridge.tasks.bisect import base_run, room_for
 from nightbridge.tasks.cancel import cancel_hook, note_search
-from nightbridge.tasks.compare import on_nodes, record_of
+from nightbridge.tasks.compare import record_of
 from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.site import store_of
 from nightbridge.tasks.stage import patiently

@@ -23,6 +23,7 @@ from nightbridge.flows.final_states import NIGHTLY, TAG, ends_plainly, result_of
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.threads import side_by_side
+from nightbridge.gate.nodes import on_nodes
 from nightbridge.gate.verdict import verdict_for_error, verdict_for_invalid
 from nightbridge.models import NightReport, RunSpec, Site, SiteChoice, Verdict, VerdictStatus, worst_status
 from nightbridge.models.base import NightId
@@ -40,7 +41,6 @@ from nightbridge.tasks.compare import (
     confirm,
     further_runs,
     nodes_of,
-    on_nodes,
     stored_verdict,
     without_confirmation,
 )

@@ -15,6 +15,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import verdict_of
+from nightbridge.gate.nodes import on_nodes
 from nightbridge.gate.trial import (
     EXIT_CODES,
     Change,
@@ -30,7 +31,7 @@ from nightbridge.gate.trial import (
 from nightbridge.models import RunSpec, Site, utc_now
 from nightbridge.rules import check_scenario
 from nightbridge.tasks.cancel import cancel_hook, note_search
-from nightbridge.tasks.compare import interrupted, keep_trial, on_nodes, record_of, stored_verdict, with_noise
+from nightbridge.tasks.compare import interrupted, keep_trial, record_of, stored_verdict, with_noise
 from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.prepare import resolve_change
 

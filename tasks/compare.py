@@ -14,6 +14,7 @@ from prefect.logging import get_run_logger
 from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, TransientError
 from nightbridge.gate.control import arm_run, proof_needed
 from nightbridge.gate.judging import judge_and_record
+from nightbridge.gate.nodes import on_nodes
 from nightbridge.gate.trial import Trial, markdown, noise_of_history
 from nightbridge.harvest.manifest import committed_attempts, load_record, run_prefix
 from nightbridge.history.history_store import compact
@@ -141,21 +142,12 @@ def nodes_of(verdict: Verdict, site: Site) -> str:
     return record.job.status.nodes if record and record.job.status else ""
 
 
-def on_nodes(run: RunSpec, nodes: str) -> RunSpec:
-    """The same run on these nodes, whatever its test says of nodes; as it is without any."""
-    if not nodes:
-        return run
-    kept = (one for one in run.test.sbatch_args if not one.startswith(("--nodelist=", "-w", "--exclude=")))
-    return _with_options(run, (*kept, f"--nodelist={nodes}"))
-
-
 def _without(run: RunSpec, nodes: Iterable[str]) -> RunSpec:
     """The same run not on the given nodes, unless its test names its nodes itself."""
     excluded = ",".join(sorted(nodes))
-    return _with_options(run, merged_options((*run.test.sbatch_args, f"--exclude={excluded}"))) if excluded else run
-
-
-def _with_options(run: RunSpec, options: tuple[str, ...]) -> RunSpec:
+    if not excluded:
+        return run
+    options = merged_options((*run.test.sbatch_args, f"--exclude={excluded}"))
     return run.model_copy(update={"test": run.test.model_copy(update={"sbatch_args": options})})
 
 

@@ -22,7 +22,7 @@ from pydantic import Field
 from nightbridge.attribution.belief import Design
 from nightbridge.bisect.plan import REPOSITORIES, Searched
 from nightbridge.gate.control import pinned_image, run_at
-from nightbridge.gate.nodes import node_names
+from nightbridge.gate.nodes import ABOUT_NODES, node_names, on_nodes
 from nightbridge.gate.suspects import neutral, requested_changes, variables_of
 from nightbridge.models import GitRepo, Model, RunRecord, RunSpec, Site, TestDefinition
 from nightbridge.models.series import NOT_IN_ENVIRONMENT
@@ -44,8 +44,6 @@ MAX_NODE_FACTORS = 32
 
 _FLAGS = {"-p": "partition", "-gn": "GPUs per node", "-cm": "mounts"}
 """Flags of the launcher that no key of a test has alone, and that no series depends on."""
-
-_ON_NODES = ("--nodelist=", "-w", "--exclude=", "-x")
 
 
 class Factor(Model):
@@ -136,7 +134,7 @@ def _surroundings(record: RunRecord) -> dict[str, str]:
     """Of how a run was started, what is no factor and counts: the site's part of it, and what the container sees."""
     test, plan = record.spec.test, record.plan
     words = dict(itertools.pairwise(plan.argv))
-    options = (one for one in plan.sbatch_args if one not in test.sbatch_args and not one.startswith(_ON_NODES))
+    options = (one for one in plan.sbatch_args if one not in test.sbatch_args and not one.startswith(ABOUT_NODES))
     known = {
         **{name: words.get(flag) for flag, name in _FLAGS.items()},
         "the site's options of sbatch": " ".join(options),
@@ -190,11 +188,10 @@ def base_of_descent(bad: RunRecord, factors: Sequence[Factor], cause: Sequence[F
     for factor in factors:
         if factor.axis == "environment":
             test = _with_level(test, factor, factor.bad)
+    spec = bad.spec.model_copy(update={"test": test})
     if any(factor.axis == "nodes" for factor in cause):
-        kept = (option for option in test.sbatch_args if not option.startswith(_ON_NODES))
-        nodes = nodes_at(factors, (True,) * len(factors), bad)
-        test = test.model_copy(update={"sbatch_args": (*kept, f"--nodelist={nodes}")})
-    return bad.model_copy(update={"spec": bad.spec.model_copy(update={"test": test})})
+        spec = on_nodes(spec, nodes_at(factors, (True,) * len(factors), bad))
+    return bad.model_copy(update={"spec": spec})
 
 
 def exchanged_site(site: Site, factors: Sequence[Factor]) -> Site:
@@ -260,7 +257,7 @@ def _configuration(good: RunRecord, bad: RunRecord) -> Iterator[Factor]:
             name = next(name for name in (*new, *old) if name.lstrip("+") == key)
             yield Factor(axis="configuration", key=f"{table}.{name}", good=_value(old, key), bad=_value(new, key))
     before, after = (
-        {_option(option): option for option in record.spec.test.sbatch_args if not option.startswith(_ON_NODES)}
+        {_option(option): option for option in record.spec.test.sbatch_args if not option.startswith(ABOUT_NODES)}
         for record in (good, bad)
     )
     for option in sorted(before.keys() | after.keys()):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from nightbridge.history.nightly_values import Night, night_values, pins_of, run_value
 from nightbridge.history.reading import is_good
-from nightbridge.models import Model
+from nightbridge.models import Model, RunSpec
 from nightbridge.models.metrics import METRIC_BY_NAME, Metric
 
 # Nights with a node, and without it, that its effect takes.
@@ -22,7 +22,19 @@ SLOW_NODE = 0.03
 HELD_NIGHTS = 30
 """Nights for which nodes are taken to have the levels that they had."""
 
+ABOUT_NODES = ("--nodelist=", "-w", "--exclude=", "-x")
+"""How options of sbatch begin that say on which nodes a job runs."""
+
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
+
+
+def on_nodes(run: RunSpec, nodes: str) -> RunSpec:
+    """The same run on these nodes, as Slurm writes them, whatever its test says of nodes; as it is without any."""
+    if not nodes:
+        return run
+    kept = (option for option in run.test.sbatch_args if not option.startswith(ABOUT_NODES))
+    test = run.test.model_copy(update={"sbatch_args": (*kept, f"--nodelist={nodes}")})
+    return run.model_copy(update={"test": test})
 
 
 class NodeEffect(Model):

@@ -9,6 +9,7 @@ import pytest
 
 from nightbridge.attribution.result import evaluate, keep_result
 from nightbridge.errors import InvalidInput, TransientError
+from nightbridge.gate.nodes import on_nodes
 from nightbridge.gate.trial import Change, plan_trial, trial_arm
 from nightbridge.models import Budget, ControlArm, NightReport, Site, VerdictStatus
 from nightbridge.nights.records import new_night, read_verdict, record_end
@@ -21,7 +22,6 @@ from nightbridge.tasks.compare import (
     further_runs,
     interrupted,
     nodes_of,
-    on_nodes,
     stored_verdict,
     without_confirmation,
 )
@@ -173,7 +173,15 @@ def test_pairs_of_the_last_good_point_follow_each_other_and_the_first_avoids_the
     ]
     assert {run.test.sbatch_args for run in first} == {("--exclude=node1",)}
     assert {run.test.sbatch_args for run in second} == {()}
-    assert on_nodes(first[1], "node[2-3]").test.sbatch_args == ("--nodelist=node[2-3]",)
+
+
+def test_a_run_on_given_nodes_keeps_nothing_else_that_says_where_it_runs() -> None:
+    spec = make_record().spec
+    options = ("-xnode1", "--exclude=node2", "-wnode3", "--nodelist=node4", "--comment=x")
+    run = spec.model_copy(update={"test": spec.test.model_copy(update={"sbatch_args": options})})
+
+    assert on_nodes(run, "node[2-3]").test.sbatch_args == ("--comment=x", "--nodelist=node[2-3]")
+    assert on_nodes(run, "") == run
 
 
 def test_without_the_last_good_point_the_same_run_is_repeated(site: Site) -> None:
