@@ -5,6 +5,7 @@
     │   └── StatusUnknown       no source could report a job's state; it is unknown, not failed
     └── PermanentError          a retry gives the same result
         ├── InvalidInput        the user's input is wrong; nothing was started
+        ├── AccessRefused       a repository does not let us in
         ├── LaunchRefused       Slurm or the launcher refused the job for good
         └── DamagedData         something that was written is not what it should be
 
@@ -76,6 +77,10 @@ class InvalidInput(PermanentError):
 
     def __str__(self) -> str:
         return "\n".join((super().__str__(), *(f"  {violation}" for violation in self.violations)))
+
+
+class AccessRefused(PermanentError):
+    """A repository does not let us in (login, host key, certificate): that says nothing about what lies here."""
 
 
 class LaunchRefused(PermanentError):

@@ -17,7 +17,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from nightbridge.errors import ErrorPattern, InvalidInput, NightbridgeError, PermanentError, TransientError, classify
+from nightbridge.errors import (
+    AccessRefused,
+    ErrorPattern,
+    InvalidInput,
+    NightbridgeError,
+    PermanentError,
+    TransientError,
+    classify,
+)
 from nightbridge.masking import MASK
 from nightbridge.models import slug
 from nightbridge.processes import Finished, own_program, run
@@ -92,13 +100,13 @@ _ERRORS = (
         r"Authentication failed|could not read (Username|Password)|terminal prompts disabled"
         r"|Permission denied \(|returned error: 40[13]|Invalid username or (password|token)|[Aa]ccess denied"
         r"|HTTP Basic: Access",
-        PermanentError, "the repository refused our credentials",
+        AccessRefused, "the repository refused our credentials",
         "Check that git on this machine can read it: `git ls-remote URL` must work without a prompt; or name "
         "a secret with logins as git_credentials",
     ),
     ErrorPattern(
         r"Host key verification failed",
-        PermanentError, "the host's ssh key is not known here", "Add it to ~/.ssh/known_hosts",
+        AccessRefused, "the host's ssh key is not known here", "Add it to ~/.ssh/known_hosts",
     ),
     ErrorPattern(
         _OTHERS, PermanentError, "git does not trust a repository of another user",
@@ -113,7 +121,7 @@ _ERRORS = (
     ),
     ErrorPattern(
         r"SSL certificate problem|certificate verif(y|ication) failed",
-        PermanentError, "the server's certificate is not trusted here",
+        AccessRefused, "the server's certificate is not trusted here",
         "Check GIT_SSL_CAINFO, or install the site's certificate authority",
     ),
     ErrorPattern(

@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from nightbridge.errors import InvalidInput, PermanentError
+from nightbridge.errors import AccessRefused, InvalidInput, PermanentError
 from nightbridge.locking import Lease, lease
 from nightbridge.models import Model
 from nightbridge.models.scenario import is_ref
@@ -82,7 +82,7 @@ class Mirror:
         """
         try:
             return action()
-        except InvalidInput:
+        except (AccessRefused, InvalidInput):
             raise
         except PermanentError:
             damage = self.damage()

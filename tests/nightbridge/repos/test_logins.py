@@ -11,6 +11,7 @@ from nightbridge.errors import PermanentError
 from nightbridge.repos.checkouts import check_out
 from nightbridge.repos.git import git_logins, login_settings, main
 from nightbridge.repos.mirrors import Mirror
+from tests.nightbridge.repos.test_mirrors import spoil
 from tests.real.git_server import served_over_http
 
 USER, TOKEN = "night-reader", "planted-git-token"
@@ -90,6 +91,20 @@ def test_validate_pinned_reads_the_private_code_with_the_sites_login(
 def test_without_the_right_login_it_is_refused_with_the_way_out(private: str, workspace: Path, lines: str) -> None:
     with git_logins(lines), pytest.raises(PermanentError, match=r"refused our credentials.*git_credentials"):
         Mirror(private, workspace, timeout=600).resolve("main")
+
+
+def test_a_login_that_is_refused_is_no_reason_to_look_for_damage_in_the_mirror(
+    private: str, workspace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mirror = Mirror(private, workspace, timeout=600)
+    with git_logins(LINES):
+        mirror.resolve("main")
+    spoil(mirror, "main:README.md")
+
+    with git_logins(LINES.replace(TOKEN, "revoked")), pytest.raises(PermanentError, match="refused our credentials"):
+        mirror.resolve("main")
+
+    assert "mirroring again" not in caplog.text
 
 
 def test_lines_that_cannot_be_read_are_refused_without_showing_them() -> None:
