@@ -136,7 +136,10 @@ def searched_rows(rows: Sequence[HistoryRow], request: SearchRequest) -> tuple[H
     chosen = named or _worst_of_latest_night(known)
     # In a night that two scenarios have run the test in, only one run is the night's own.
     beside = {row.night for row in known if row.scenario == chosen.scenario}
-    own = (row for row in known if row.scenario == chosen.scenario or row.night not in beside)
+    own = [row for row in known if row.scenario == chosen.scenario or row.night not in beside]
+    # So it is of several iterations: the first one that is there.
+    repeated = {row.night for row in own if row.iteration == chosen.iteration}
+    own = [row for row in own if row.iteration >= chosen.iteration or row.night not in repeated]
     return tuple(row for row in own if row.sweep_point == chosen.sweep_point)
 
 

@@ -186,6 +186,20 @@ def test_a_scenario_in_which_the_test_is_good_hides_no_other_one_s_regression(st
         assert (found.good.night, found.bad.run_key) == (night(2), ROWS[3].run_key)
 
 
+def test_of_several_iterations_the_one_that_is_worse_or_that_is_named_is_searched(store: DirectoryStore) -> None:
+    for one in ROWS:
+        first = {"summary": ROWS[0].summary, "worse": {}, "verdict": VerdictStatus.PASSED}
+        put_row(store, one.model_copy(update=first))
+        put_row(store, one.model_copy(update={"run_key": f"{one.run_key[:-10]}0123456789", "iteration": 2}))
+
+    for run_key in (None, f"{ROWS[4].run_key[:-10]}0123456789"):
+        request = AttributionRequest(run_key=run_key)
+        rows = find_rows(store, ROWS[0].test_id, ROWS[0].cluster, request)
+        found = find_change(rows, lambda _row: None, request)
+
+        assert (found.good.night, found.bad.night, found.bad.iteration) == (night(2), night(3), 2)
+
+
 def test_a_run_that_is_in_no_history_is_refused(swept: DirectoryStore) -> None:
     with pytest.raises(InvalidInput, match="no such run in the history"):
         find_rows(swept, "llama3-8b", "dgx", SearchRequest(run_key="llama3-8b-2026-11-04-0000000000"))
