@@ -51,8 +51,8 @@ def accept(  # noqa: D417  (`SiteChoice` describes the others)
         until: The last night that it holds for; none for one without an end.
     """
     site = site_of(system=system, store=store)
-    made = decide(run, kind, who=who, why=why, metrics=metrics, until=until or "", site=site)
-    return _state(made, "Decided", [f"{made.series}: {made.text}"])
+    made, alerts = decide(run, kind, who=who, why=why, metrics=metrics, until=until or "", site=site)
+    return _state(made, "Decided", [f"{made.series}: {made.text}", *alerts])
 
 
 @flow(name="withdraw", flow_run_name="withdraw {decision}")

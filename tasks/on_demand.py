@@ -5,7 +5,7 @@ from functools import partial
 
 from nightbridge.doctor import Check, checks
 from nightbridge.errors import TransientError
-from nightbridge.gate.accept import accept, is_series, withdraw
+from nightbridge.gate.accept import accept, is_series, still_alerts, withdraw
 from nightbridge.gate.decisions import Decision, DecisionKind, StoredDecision, Withdrawal
 from nightbridge.gate.judging import Rejudged
 from nightbridge.goldens.parity import Parity
@@ -36,12 +36,16 @@ class Pruned(Model):
 @stage("accept", waits_for=(TransientError,), key=never_reused)
 def decide(
     run: str, kind: DecisionKind, *, who: str, why: str, metrics: Sequence[MetricName], until: str, site: Site
-) -> Decision:
-    """Store a decision about the level of a run, or of the last run of a series. Raises as `accept` does."""
+) -> tuple[Decision, tuple[str, ...]]:
+    """Store a decision about the level of a run, or of the last run of a series; and what alerts all the same.
+
+    Raises as `accept` does.
+    """
     store = store_of(site)
     target = run if is_series(run) else find_run(store, run)
     cluster = site.cluster.name
-    return accept(store, target, kind, who=who, why=why, metrics=metrics, until=until, cluster=cluster)
+    made = accept(store, target, kind, who=who, why=why, metrics=metrics, until=until, cluster=cluster)
+    return made, still_alerts(store, made)
 
 
 @stage("withdraw", waits_for=(TransientError,), key=never_reused)

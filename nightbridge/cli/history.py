@@ -210,7 +210,7 @@ def accept(
     import getpass
 
     from nightbridge.gate.accept import accept as decide
-    from nightbridge.gate.accept import checked_kind, checked_metrics, is_series
+    from nightbridge.gate.accept import checked_kind, checked_metrics, is_series, still_alerts
 
     if sum(map(bool, (target and not list_all, undo, list_all))) != 1:
         raise InvalidInput("nothing to decide", subject="accept", advice="Name a run to accept, --undo ID, or --list")
@@ -222,8 +222,9 @@ def accept(
     if undo:
         _withdraw(site, _named_decision(site, undo), who, why, as_json)
         return
+    opened = open_site_store(site)
     decision = decide(
-        open_site_store(site),
+        opened,
         target if is_series(target) else named_run(site, target),
         checked_kind(kind),
         who=who,
@@ -233,6 +234,7 @@ def accept(
         cluster=cluster or site.cluster.name,
     )
     show(as_json, decision, lambda: [f"{decision.series}: {decision.text}"])
+    note_all(still_alerts(opened, decision))
 
 
 def _named_decision(site: "Site", name: str) -> str:
