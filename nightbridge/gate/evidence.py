@@ -49,7 +49,7 @@ from nightbridge.harvest.manifest import METRICS, committed_attempts, load_recor
 from nightbridge.history.nightly_values import changed_topology, good_runs_before, repeats_of
 from nightbridge.history.reading import find_series, is_good, read_history, read_recent
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, row_of
-from nightbridge.models import Limits, MetricName, ReferenceResult, RunRecord, Summary
+from nightbridge.models import Limits, MetricName, ReferenceResult, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.store.protocol import ObjectStore
 
 if TYPE_CHECKING:
@@ -64,6 +64,9 @@ DATA_RULES = frozenset({"metrics", "steps", "grad norm", "loss"})
 """Rules about whether the data are there and finite."""
 
 SPEED_RULES = frozenset({"performance", "slow steps"})
+
+GOLDEN_SAYS, REFERENCE_SAYS = "golden values, ", "reference "
+"""How the reasons begin that golden values and a reference run give."""
 
 MAX_SERIES = 20
 """Of a test, the series that are looked at for the one before; a sweep has one for each point."""
@@ -98,6 +101,7 @@ def gather_evidence(
     contract: Contract | None = None,
     canary_series: CanarySeries | None = None,
     history: Sequence[HistoryRow] = (),
+    judged: Verdict | None = None,
 ) -> Evidence:
     """Everything that a verdict on a run takes into account.
 
@@ -107,6 +111,7 @@ def gather_evidence(
         contract: The site's limits, by a pattern of test ids and by metric.
         canary_series: Shared by the runs of a night; see `canary_rows`.
         history: Rows of the run's series; the losses of its last good runs are read, and the canary's nights since.
+        judged: The verdict of its own night, where it is judged again: what golden values and reference said then.
 
     Raises:
         InvalidInput: The test's golden file is missing or is none.
@@ -123,7 +128,9 @@ def gather_evidence(
         if test.gate.canary != test.id
         else (),
         decisions=decisions,
-        golden=joined(golden_result(store, record), reference_result(store, record)),
+        golden=_said_before(record, judged)
+        if judged
+        else joined(golden_result(store, record), reference_result(store, record)),
         parity=nightly_parity(store, own, history, good),
         numerics=compare_numerics(own, history, good, test.gate.deterministic, partial(_losses, store)),
         split=changed_configuration(store, record, history),
@@ -200,9 +207,26 @@ def golden_result(store: ObjectStore, record: RunRecord) -> ReferenceResult | No
     return ReferenceResult(
         whole=not failed & DATA_RULES,
         as_good=not failed - DATA_RULES,
-        reasons=tuple(f"golden values, {check.rule}: {check.message}" for check in found.failures),
+        reasons=tuple(f"{GOLDEN_SAYS}{check.rule}: {check.message}" for check in found.failures),
         values=golden_levels(golden, record.summary),
         only_slower=bool(failed) and failed <= SPEED_RULES,
+    )
+
+
+def _said_before(record: RunRecord, verdict: Verdict) -> ReferenceResult | None:
+    """What golden values and reference said of a run when it was judged: their files and runs may be others since."""
+    gate = record.spec.test.gate
+    if gate.golden is None and gate.reference is None:
+        return None
+    reasons = tuple(reason for reason in verdict.reasons if reason.startswith((GOLDEN_SAYS, REFERENCE_SAYS)))
+    of_speed = tuple(f"{GOLDEN_SAYS}{rule}: " for rule in SPEED_RULES)
+    return ReferenceResult(
+        whole=not reasons or verdict.status is not VerdictStatus.FAILED,
+        as_good=not reasons and verdict.as_golden,
+        reasons=reasons,
+        values={item.metric: item.golden for item in verdict.comparisons if item.golden is not None},
+        run_key=verdict.reference_run,
+        only_slower=bool(reasons) and all(reason.startswith(of_speed) for reason in reasons),
     )
 
 
@@ -276,13 +300,13 @@ def reference_result(store: ObjectStore, record: RunRecord) -> ReferenceResult |
     except PermanentError as error:
         if isinstance(error, DamagedData):
             raise
-        return ReferenceResult(whole=False, as_good=True, reasons=(f"reference {gate.reference}: {error.what}",))
+        return ReferenceResult(whole=False, as_good=True, reasons=(f"{REFERENCE_SAYS}{gate.reference}: {error.what}",))
     found = follow(curve_of(theirs, LOSS), curve_of(own, LOSS), gate.reference_rules)
     run_key = run_key_of(prefix)
     return ReferenceResult(
         whole=found.is_complete,
         as_good=not found.beyond,
-        reasons=tuple(f"reference {run_key}: {fault}" for fault in found.faults),
+        reasons=tuple(f"{REFERENCE_SAYS}{run_key}: {fault}" for fault in found.faults),
         run_key=run_key,
     )
 

@@ -45,6 +45,7 @@ def judge(
     contract: Contract,
     canary_series: CanarySeries | None = None,
     proof: float = PROOF,
+    judged: Verdict | None = None,
 ) -> tuple[Verdict, Sequence[HistoryRow], Evidence]:
     """Judge a stored run by the nights before it: the verdict, and the history and the evidence that it rests on.
 
@@ -54,13 +55,14 @@ def judge(
         contract: What the site owes each test.
         canary_series: Shared by the runs of a night; see `canary_rows`.
         proof: The log-likelihood ratio that proves a regression; see `proof_needed`.
+        judged: The verdict of its own night, where it is judged again; see `gather_evidence`.
 
     Raises:
         InvalidInput: The test's golden file is missing or is none.
         DamagedData: Something of it cannot be read.
     """
     history = read_recent(store, record.job.cluster, record.series, record.spec.night)
-    evidence = gather_evidence(store, record, contract, canary_series, history)
+    evidence = gather_evidence(store, record, contract, canary_series, history, judged)
     evidence = evidence._replace(proof=proof)
     return compare(record, history, evidence), history, evidence
 
@@ -72,22 +74,31 @@ def judge_and_record(
     commits_between: CommitsBetween,
     canary_series: CanarySeries | None = None,
     proof: float = PROOF,
+    judged: Verdict | None = None,
 ) -> Verdict:
     """Judge a stored run, and write its verdict and the row that later nights are judged by. Raises as `judge` does."""
-    verdict, history, evidence = judge(store, record, contract, canary_series, proof)
+    verdict, history, evidence = judge(store, record, contract, canary_series, proof, judged)
     row = row_of(record, verdict)
     rows = (*(other for other in history if other.run_key != row.run_key), row)
     suspects = find_suspects(store, verdict, rows, commits_between, evidence.decisions)
-    key = f"{record.prefix.rsplit('/', 1)[0]}/verdict.json"
     why = verdict.rerun_reason
     if verdict.further_runs and not why:
         # As the night's verdict said before they had run.
-        before = read_stored(store, key, Verdict, what="not a verdict", advice="Run the night again")
+        before = judged or _stored_verdict(store, record)
         why = before.rerun_reason if before else ""
     verdict = verdict.model_copy(update={"suspects": suspects, "rerun_reason": why})
     put_row(store, row)
-    store.put(key, verdict.model_dump_json(indent=2).encode())
+    store.put(_verdict_key(record), verdict.model_dump_json(indent=2).encode())
     return verdict
+
+
+def _stored_verdict(store: ObjectStore, record: RunRecord) -> Verdict | None:
+    key = _verdict_key(record)
+    return read_stored(store, key, Verdict, what="not a verdict", advice="Run the night again")
+
+
+def _verdict_key(record: RunRecord) -> str:
+    return f"{record.prefix.rsplit('/', 1)[0]}/verdict.json"
 
 
 def judge_again(
@@ -108,7 +119,8 @@ def judge_again(
         record = load_record(store, row.prefix) if row.prefix else None
         if record is not None:
             nights.append(row.night)
-            verdict = judge_and_record(store, record, contract, commits_between)
+            before = _stored_verdict(store, record)
+            verdict = judge_and_record(store, record, contract, commits_between, judged=before)
             alarms = bool(EXIT_CODES[verdict.status])
             changed += [row.night] if verdict.status is not row.verdict else []
         elif row.verdict in GOOD_VERDICTS:

@@ -1,9 +1,11 @@
 """Decisions: what people accepted stops alarming, is shown, and hides nothing that comes after it."""
 
+import json
 import random
 import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from nightbridge.gate.decisions import (
     read_decisions,
     record_decision,
 )
-from nightbridge.gate.judging import judge_and_record
+from nightbridge.gate.judging import judge_again, judge_and_record
 from nightbridge.gate.suspects import suspect_nights
 from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.trend import trends
@@ -33,6 +35,7 @@ from nightbridge.history.history_store import put_row
 from nightbridge.history.reading import read_history
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GOOD_VERDICTS, GatePolicy, Limits, RunRecord, Summary, Verdict, VerdictStatus
+from nightbridge.nights.records import read_verdict
 from nightbridge.report.overview import trend_lines
 from nightbridge.report.queries import compare_stored
 from nightbridge.store.directory import DirectoryStore
@@ -484,9 +487,6 @@ def test_the_command_line_decides_and_says_what(
     assert "no such kind of decision" in said.err
 
 
-# --- withdrawn, and over ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("gate", "worse", "said"),
     [
@@ -514,6 +514,9 @@ def test_what_no_decision_changes_is_said_when_it_is_made(
     assert run(["accept", record.spec.run_key, "--why", "known", "--who", "ann", "--store", store.url]) == 0
 
     assert said in capsys.readouterr().err
+
+
+# --- withdrawn, and over ---------------------------------------------------------------------------------------------
 
 
 class Nights:
@@ -616,6 +619,32 @@ def test_a_night_whose_run_was_pruned_is_no_baseline_after_the_withdrawal(
 
     assert said == "1 night judged again, each as before, 1 night without a stored run no baseline any more"
     assert nights.stored()[5] is None
+
+
+@pytest.mark.parametrize(
+    ("held_to", "status"), [("golden", VerdictStatus.REGRESSED), ("reference", VerdictStatus.PASSED)]
+)
+def test_a_night_is_judged_again_by_what_golden_values_and_reference_said_that_night(
+    store: DirectoryStore, commit: Callable[..., RunRecord], tmp_path: Path, held_to: str, status: VerdictStatus
+) -> None:
+    """They need not be there any more, nor say the same."""
+    golden = tmp_path / "golden.json"
+    losses = {str(step): 9.0 - 0.1 * step for step in range(1, 51)}
+    golden.write_text(json.dumps({"lm loss": {"start_step": 1, "end_step": 50, "step_interval": 1, "values": losses}}))
+    other = commit(store, builders.make_record(summary_at(1.0), night(0), test_id="other"))
+    named = {"golden": str(golden), "reference": other.spec.run_key}[held_to]
+    rules = {"required_metrics": ("lm loss",), "required_memory": (), "grad_norm": "if measured"}
+    gate = GatePolicy.model_validate({held_to: named, "golden_rules": rules})
+    record = commit(store, builders.make_record(summary_at(1.0), night(1), gate=gate))
+    said = judge_and_record(store, record, {}, lambda *_range: ())
+    golden.unlink()
+    for stored in list(store.list(f"runs/{other.spec.test_slug}/")):
+        store.delete(stored.key)
+
+    again = judge_again(store, "dgx", SERIES, night(0), {}, lambda *_range: ())
+
+    assert (said.status, again.nights, again.changed) == (status, (night(1),), ())
+    assert read_verdict(store, record.spec.run_key, night(1)) == said
 
 
 def test_a_decision_that_is_meant_must_be_the_only_one(store: DirectoryStore, nights: Nights) -> None:
