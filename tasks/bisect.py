@@ -27,7 +27,7 @@ from nightbridge.nights.records import read_verdict
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.mirror import show_markdown
-from nightbridge.tasks.site import commits_between, open_bumps, store_of
+from nightbridge.tasks.site import commit_named, commits_between, open_bumps, store_of
 from nightbridge.tasks.stage import never_reused, stage
 
 
@@ -72,6 +72,7 @@ def _check_named(plan: BisectPlan, test_id: str, request: BisectRequest, site: S
         f"ends and repositories of its own, and takes no {name}"
         for name in ("good", "bad", "repository")
         if getattr(request, name)
+        commit_named=partial(commit_named, site),
     ]
     if others:
         advice = "Leave the id out for another question"

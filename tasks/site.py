@@ -132,6 +132,12 @@ def commits_between(site: Site, url: str, good: str, bad: str) -> tuple[RangeCom
         return commits.commits_between(site, url, good, bad)
 
 
+def commit_named(site: Site, url: str, name: str) -> str:
+    """As `nightbridge.repos.commits.commit_named`, logged in."""
+    with site_logins(site):
+        return commits.commit_named(site, url, name)
+
+
 def open_bumps(site: Site, url: str, commit: RangeCommit) -> RangeCommit:
     """As `nightbridge.repos.commits.open_bumps`, logged in: submodules that are not mirrored yet are."""
     with site_logins(site):

@@ -54,6 +54,9 @@ BUMPS: frozenset[StepKind] = frozenset({"bump", "nested"})
 FindCommits = Callable[[str, str, str], tuple[RangeCommit, ...]]
 """Repository address, good and bad commit to the commits after the good one, oldest first."""
 
+CommitNamed = Callable[[str, str], str]
+"""Repository address and any name of a commit to the full commit."""
+
 InnerOf = Callable[[HistoryRow, Repository], ListInner | None]
 """What lists a repository's submodules' commits; None where a run did not have them checked out."""
 
@@ -115,10 +118,13 @@ class BisectRequest(SearchRequest):
 
     repository: Repository | None = Field(None, description="Which repository; each whose commit changed when unset.")
     good: str | None = Field(
-        None, description="Commit to start after, any name of it; that of the last night with the old level when unset."
+        None,
+        description="Commit to start after, any name of it, as it is when the search begins; that of the last night "
+        "with the old level when unset.",
     )
     bad: str | None = Field(
-        None, description="Commit to end with; that of the first night with the new level when unset."
+        None,
+        description="Commit to end with, named in the same way; that of the first night with the new level when unset.",
     )
     bisect_id: str | None = Field(
         None, description="Resume this bisect, however the history has grown; the same search has the same id."
@@ -204,6 +210,7 @@ def make_plan(
     shift: Shift | None = None,
     inner_of: InnerOf = lambda row, repository: None,
     repo_of: RepoOf = lambda row, repository: None,
+    commit_named: CommitNamed = lambda url, name: name,
 ) -> BisectPlan:
     """Find the change and the commits that may have done it.
 
@@ -215,12 +222,13 @@ def make_plan(
         shift: What became worse, where that is known.
         inner_of: Whether submodules are searched as well, and what lists their commits.
         repo_of: Reads how the good run named a repository that moved since.
+        commit_named: What a name of an end means now; a branch may move while it is searched.
 
     Raises:
         InvalidInput: Nothing became worse, or no commit changed.
     """
     shift = shift or requested_shift(rows, verdict_of, request.metric)
-    ranges = _ranges(shift, rows, find_commits, request, inner_of, repo_of)
+    ranges = _ranges(shift, rows, find_commits, request, inner_of, repo_of, commit_named)
     ends = [end for one in ranges for end in (one.repository, one.good, one.bad)]
     # A search that was planned over the same ends without their submodules has other places.
     ends += ["with submodules"] if any(step.folder for one in ranges for step in one.commits) else []
@@ -297,6 +305,7 @@ def _ranges(
     request: BisectRequest,
     inner_of: InnerOf,
     repo_of: RepoOf,
+    commit_named: CommitNamed,
 ) -> tuple[SearchedRange, ...]:
     """What changed between both nights, repository by repository; or what the user named."""
     pins: dict[Repository, tuple[Pin, Pin]] = {
@@ -321,7 +330,8 @@ def _ranges(
         if name not in pins:
             raise InvalidInput(f"no {REPOSITORIES[name]} in these runs", subject=shift.bad.run_key)
         before, after = pins[name]
-        good, bad = request.good or before.commit, request.bad or after.commit
+        good = commit_named(after.url, request.good) if request.good else before.commit
+        bad = commit_named(after.url, request.bad) if request.bad else after.commit
         if good == bad:
             raise InvalidInput(
                 f"{REPOSITORIES[name]} had the same commit before and after",

@@ -115,6 +115,21 @@ def known_commits_between(site: Site, url: str, good: str, bad: str) -> tuple[Ra
     return tuple(_opened(mirror, commit, site, _known) for mirror, commit in found)
 
 
+def commit_named(site: Site, url: str, name: str) -> str:
+    """The full commit that a name means now: in a repository, or in the one that it is the successor of.
+
+    Raises what `Mirror.resolve` raises.
+    """
+    mirror = Mirror(url, site.workspace, timeout=site.git_timeout)
+    try:
+        return mirror.resolve(name)
+    except InvalidInput:
+        former = _former(mirror, site)
+        if former is None:
+            raise
+        return Mirror(former, site.workspace, timeout=site.git_timeout).resolve(name)
+
+
 def open_bumps(site: Site, url: str, commit: RangeCommit) -> RangeCommit:
     """A commit of a repository with the commits inside its bumps; the submodules are mirrored where they are not yet.
 
@@ -134,7 +149,7 @@ def _across_moves(mirror: Mirror, good: str, bad: str, site: Site, find: Find) -
     try:
         ends = find(mirror, good), find(mirror, bad)
     except InvalidInput:
-        former = next((url for url, to in site.successors.items() if absolute_url(to.url) == mirror.url), None)
+        former = _former(mirror, site)
         if former is None:
             raise
         before, to = Mirror(former, site.workspace, timeout=site.git_timeout), site.successors[former]
@@ -143,6 +158,11 @@ def _across_moves(mirror: Mirror, good: str, bad: str, site: Site, find: Find) -
         moved = [(before, commit.model_copy(update={"url": masked(before.url)})) for commit in old]
         return moved + [(mirror, commit) for commit in new]
     return [(mirror, commit) for commit in commits_in_range(mirror, *ends)]
+
+
+def _former(mirror: Mirror, site: Site) -> str | None:
+    """The repository that this one is the successor of; None for most."""
+    return next((url for url, to in site.successors.items() if absolute_url(to.url) == mirror.url), None)
 
 
 def _since_the_move(mirror: Mirror, first: str, bad: str, folder: str) -> tuple[RangeCommit, ...]:

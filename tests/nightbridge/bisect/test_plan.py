@@ -99,6 +99,25 @@ def test_one_regressed_night_is_enough_where_no_change_point_can_be_yet(
     plan = make_plan([*history, bad], four_commits, no_verdict)
 
     (searched,) = plan.ranges
+def test_ends_that_are_named_by_branches_are_the_commits_that_these_had_when_the_search_began(
+    rows: Sequence[HistoryRow],
+) -> None:
+    branches = {"stable": "f" * 40, "main": BAD}
+
+    def planned(good: str, bad: str) -> BisectPlan:
+        named = BisectRequest(good=good, bad=bad)
+        return make_plan(
+            rows, four_commits, no_verdict, named, commit_named=lambda _url, name: branches.get(name, name)
+        )
+
+    plan = planned("stable", "main")
+
+    assert (plan.good, plan.bad, plan.commits[-1].commit) == ("f" * 40, BAD, BAD)
+    assert plan.bisect_id == planned("f" * 40, BAD).bisect_id
+    branches["stable"] = GOOD
+    assert plan.bisect_id != planned("stable", "main").bisect_id
+
+
     assert (plan.metric, searched.good, searched.bad) == ("step_time", GOOD, BAD)
     assert isinstance(plan.levels, Levels)
     assert plan.levels.bad == pytest.approx(1.2)

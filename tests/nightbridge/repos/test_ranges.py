@@ -10,7 +10,13 @@ import pytest
 from examples.practice.repositories import PracticeRepositories, commit_behaviour, move_main
 from nightbridge.errors import InvalidInput
 from nightbridge.models import Site, Successor
-from nightbridge.repos.commits import commits_between, commits_in_range, known_commits_between, open_bumps
+from nightbridge.repos.commits import (
+    commit_named,
+    commits_between,
+    commits_in_range,
+    known_commits_between,
+    open_bumps,
+)
 from nightbridge.repos.mirrors import Mirror
 
 
@@ -204,3 +210,17 @@ def test_a_range_goes_on_in_the_repository_that_the_old_one_was_folded_into(
     assert [one.commit for one in commits_between(site, new.url, came, touched)][-1] == touched
     with pytest.raises(InvalidInput):
         commits_between(Site(workspace=workspace), new.url, good, bad)
+
+
+def test_an_end_is_named_by_what_its_name_means_now_in_the_repository_or_the_one_before_it(
+    origin: Any, make_origin: Callable[[str], Any], workspace: Path
+) -> None:
+    new = make_origin("Megatron-LM")
+    first = new.commit("Core", {"core.py": "0"})
+    second = new.commit("Fold the bridge in", {"bridge/README.md": "old 2"})
+    site = Site(workspace=workspace, successors={origin.url: Successor(url=new.url, commit=second)})
+
+    assert [commit_named(site, new.url, name) for name in ("main", first[:10])] == [second, first]
+    assert commit_named(site, new.url, "v1.0") == origin.git("rev-parse", "v1.0^{commit}")
+    with pytest.raises(InvalidInput, match="no such branch, tag or commit"):
+        commit_named(Site(workspace=workspace), new.url, "v1.0")
