@@ -15,7 +15,7 @@ from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import verdict_of
 from nightbridge.flows.threads import side_by_side
 from nightbridge.models import RunRecord, Site
-from nightbridge.tasks.bisect import base_run, keep_result, plan_bisect, room_for
+from nightbridge.tasks.bisect import base_run, begun_points, keep_result, plan_bisect, room_for
 from nightbridge.tasks.cancel import cancel_hook, note_search
 from nightbridge.tasks.compare import record_of
 from nightbridge.tasks.context import shared_night
@@ -56,10 +56,12 @@ def search(plan: BisectPlan, base: RunRecord, site: Site, at_once: int | None) -
     points = list(stored_points(store_of(site), plan, base))
     if points:
         get_run_logger().info("%d runs of this bisect are already there", len(points))
+    one_point = partial(_run_point, plan=plan, base=base, site=site)
+    begun = begun_points(plan, base, points, site)
+    points += side_by_side(one_point, begun, most=max(len(begun), 1))
     while chosen := next_points(plan, points, at_once or room_for(base, site, MAX_AT_ONCE)):
         for index, number in chosen:
             get_run_logger().info("commit %d of %d, run %d", index, len(plan.all_commits), number)
-        one_point = partial(_run_point, plan=plan, base=base, site=site)
         points += side_by_side(one_point, chosen, most=len(chosen))
     return keep_result(plan, tuple(points), site)
 

@@ -3,11 +3,21 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from prefect.logging import get_run_logger
 
 from nightbridge.attribution.plan import find_rows
-from nightbridge.bisect.plan import BisectPlan, BisectRequest, ListInner, Repository, keep_plan, load_plan, make_plan
+from nightbridge.bisect.plan import (
+    BisectPlan,
+    BisectRequest,
+    ListInner,
+    Repository,
+    keep_plan,
+    load_plan,
+    make_plan,
+    point_key,
+)
 from nightbridge.bisect.result import (
     BisectResult,
     Point,
@@ -22,8 +32,10 @@ from nightbridge.gate.decisions import Decision, as_of, read_decisions
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow, gpu_hours
-from nightbridge.models import GitRepo, RunRecord, Site, Verdict
+from nightbridge.models import GitRepo, Outcome, RunRecord, Site, Verdict
 from nightbridge.nights.records import read_verdict
+from nightbridge.slurm.attempt_files import may_have_job
+from nightbridge.slurm.attempts import read_ended
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.mirror import show_markdown
@@ -60,6 +72,7 @@ def find_plan(test_id: str, request: BisectRequest, site: Site) -> BisectPlan:
         requested_shift(rows, verdicts, request.metric, decisions_of(store, rows)),
         inner_of=partial(inner_of, store, site),
         repo_of=partial(repo_of, store),
+        commit_named=partial(commit_named, site),
     )
 
 
@@ -72,7 +85,6 @@ def _check_named(plan: BisectPlan, test_id: str, request: BisectRequest, site: S
         f"ends and repositories of its own, and takes no {name}"
         for name in ("good", "bad", "repository")
         if getattr(request, name)
-        commit_named=partial(commit_named, site),
     ]
     if others:
         advice = "Leave the id out for another question"
@@ -142,6 +154,25 @@ def stored_base(prefix: str, site: Site, advice: str) -> RunRecord:
     if record is None:
         raise DamagedData("the bad night's run is gone", subject=store.url_of(prefix), advice=advice)
     return record
+
+
+def begun_points(plan: BisectPlan, base: RunRecord, points: Sequence[Point], site: Site) -> tuple[tuple[int, int], ...]:
+    """Place and number of the runs that an earlier process has submitted and that have no verdict.
+
+    There may be room for another number of runs now than there was then: others would be chosen, and these lost.
+    """
+    folders = (site.workspace / "runs").glob(f"*-{plan.bisect_id}-*")
+    open_ones = {folder.name for folder in folders if any(map(_is_open, folder.glob("a[1-9]*")))}
+    open_ones -= {point.run_key for point in points}
+    most = len(open_ones) + max((point.number for point in points), default=0) if open_ones else 0
+    runs = ((place, number) for number in range(1, most + 1) for place in plan.places)
+    return tuple(run for run in runs if point_key(plan, base, *run) in open_ones)
+
+
+def _is_open(attempt_dir: Path) -> bool:
+    """Whether an attempt has a job, or may have one, that nobody has cancelled."""
+    ended = read_ended(attempt_dir)
+    return may_have_job(attempt_dir) and (ended is None or ended.outcome is not Outcome.CANCELLED)
 
 
 def room_for(base: RunRecord, site: Site, most: int) -> int:

@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 
-from nightbridge.bisect.plan import BisectPlan, BisectRequest, keep_plan
+from nightbridge.bisect.plan import BisectPlan, BisectRequest, Step, keep_plan, point_run
+from nightbridge.bisect.result import Point
 from nightbridge.bisect.search import BisectPolicy
 from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.models import ClusterSettings, RunRecord, Site
+from nightbridge.models import ClusterSettings, Outcome, RunRecord, Site, VerdictStatus, utc_now
+from nightbridge.slurm.attempt_files import declare_intent
+from nightbridge.slurm.attempts import next_attempt, record_ended
 from nightbridge.tasks import bisect
-from nightbridge.tasks.bisect import dearer, find_plan
+from nightbridge.tasks.bisect import begun_points, dearer, find_plan
 from nightbridge.tasks.site import store_of
 from tests.builders import ATTRIBUTION_PLAN, make_record
 
@@ -54,6 +57,24 @@ def test_a_bisect_that_is_named_answers_no_other_question(
 
     with pytest.raises(InvalidInput, match=what):
         find_plan(test_id, BisectRequest(bisect_id=plan.bisect_id, **request_of), elsewhere)
+
+
+def test_runs_that_were_submitted_when_a_bisect_was_interrupted_are_resumed(site: Site, plan: BisectPlan) -> None:
+    """However many would be chosen now. One without a job, or whose job was cancelled, is not among them."""
+    steps = tuple(Step(commit=name * 40, subject="", author="", authored_at=utc_now()) for name in "abcdefgh")
+    plan, base = plan.model_copy(update={"commits": steps}), make_record()
+    for place, number in ((2, 1), (5, 1), (5, 2), (7, 1), (8, 1)):
+        attempt = next_attempt(point_run(plan, base, place, number), site, after=0)
+        if place != 7:
+            declare_intent(attempt.attempt_dir, attempt.attempt_dir / "job.sh", attempt.attempt_dir, after=0)
+        if place == 8:
+            cancelled = {"attempt_dir": attempt.attempt_dir, "outcome": Outcome.CANCELLED}
+            record_ended(base.job.model_copy(update=cancelled))
+    done = point_run(plan, base, 2, 1).run_key
+    points = [Point(place=2, number=1, run_key=done, status=VerdictStatus.PASSED, value=1.0)]
+
+    assert begun_points(plan, base, points, site) == ((5, 1), (5, 2))
+    assert begun_points(plan, base, (), Site(workspace=site.workspace / "elsewhere")) == ()
 
 
 def test_a_run_of_a_search_is_taken_to_cost_what_the_night_did_that_ran_to_its_end(
