@@ -115,7 +115,7 @@ def next_points(plan: BisectPlan, points: Sequence[Point], at_once: int) -> tupl
     Raises:
         InvalidInput: No commit of the range can be run.
     """
-    left = plan.policy.most_runs - len(points)
+    left = plan.policy.most_runs - len(plan.known) - len(points)
     places = plan.search.next_places(_measured(points, plan.known), _skipped(points), max(1, min(at_once, left)))
     places = places or _second_try(plan, points)
     used = {(point.place, point.number) for point in points}

@@ -7,8 +7,17 @@ from typing import Any
 import pytest
 
 from nightbridge.bisect.plan import BisectPlan, BisectRequest, keep_plan, load_plan, make_plan, point_key, point_run
-from nightbridge.bisect.result import Point, evaluate, next_points, point_of, price_of, result_lines, stored_points
-from nightbridge.bisect.search import BisectPolicy, Failure, Levels
+from nightbridge.bisect.result import (
+    BisectResult,
+    Point,
+    evaluate,
+    next_points,
+    point_of,
+    price_of,
+    result_lines,
+    stored_points,
+)
+from nightbridge.bisect.search import BisectPolicy, Failure, Levels, Measured
 from nightbridge.bisect.shift import failure_of, requested_shift
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import Decision
@@ -640,6 +649,24 @@ def test_a_commit_that_failed_once_is_tried_again_before_another_is_named_with_i
     assert len([point for point in points if point.place == 2 and point.status is VerdictStatus.FAILED]) == len(
         culprits
     )
+
+
+def searched(plan: BisectPlan, value_of: Callable[[int, int], float | None]) -> BisectResult:
+    """What is found where a run, by its place and its number there, measures this; None where it fails."""
+    points: list[Point] = []
+    while chosen := next_points(plan, points, at_once=1):
+        for place, number in chosen:
+            value = value_of(place, number)
+            status = VerdictStatus.FAILED if value is None else VerdictStatus.PASSED
+            points.append(Point(place=place, number=number, run_key="", status=status, value=value))
+    return evaluate(plan, points)
+
+
+def test_runs_that_say_nothing_are_no_more_than_there_may_be_beside_what_is_known(plan: BisectPlan) -> None:
+    known = tuple(Measured(place=place, value=value) for place, value in ((0, 1.0), (0, 1.0), (4, 1.03), (4, 1.03)))
+    two_more = plan.model_copy(update={"known": known, "policy": BisectPolicy(most_runs=len(known) + 2)})
+
+    assert len(searched(two_more, lambda place, number: None).points) == 2
 
 
 def test_an_end_whose_runs_disagree_is_said(plan: BisectPlan, make_record: Any, summary_of: Any) -> None:
