@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pydantic import Field
+
 from nightbridge.bisect.plan import BUMPS, RANGES, RUNS_OF_A_POINT, BisectPlan, Step, point_key, short_name
 from nightbridge.bisect.search import Answer, Failure, Measured
 from nightbridge.bisect.shift import Question, failure_of, metric_named
@@ -20,7 +22,7 @@ from nightbridge.store.protocol import ObjectStore, read_stored
 NOTHING_SAID = frozenset({VerdictStatus.INFRASTRUCTURE, VerdictStatus.CANCELLED})
 
 TRIES = 3
-"""Runs of a point that the cluster may lose before the point is given up."""
+"""Runs of a point that may say nothing before it is given up: the cluster lost them, or they broke unlike others."""
 
 _ADVICE = "Delete it; the same command runs the point again"
 
@@ -48,7 +50,7 @@ class BisectResult(StoredModel):
     plan: BisectPlan
     answer: Answer
     points: tuple[Point, ...]
-    skipped: tuple[int, ...] = ()
+    skipped: tuple[int, ...] = Field((), description="Places that do not run, so that nothing was measured there.")
 
     @property
     def culprits(self) -> tuple[Step, ...]:
@@ -104,8 +106,9 @@ def stored_points(store: ObjectStore, plan: BisectPlan, base: RunRecord) -> tupl
 
 def evaluate(plan: BisectPlan, points: Sequence[Point]) -> BisectResult:
     """Sum up all points."""
-    skipped = _skipped(points)
-    found = plan.search.answer(_measured(points, plan.known), skipped)
+    measured, given_up = _measured(points, plan.known), _given_up(points)
+    found = plan.search.answer(measured, given_up)
+    skipped = given_up - {one.place for one in measured}
     return BisectResult(plan=plan, answer=found, points=tuple(points), skipped=tuple(sorted(skipped)))
 
 
@@ -116,7 +119,7 @@ def next_points(plan: BisectPlan, points: Sequence[Point], at_once: int) -> tupl
         InvalidInput: No commit of the range can be run.
     """
     left = plan.policy.most_runs - len(plan.known) - len(points)
-    places = plan.search.next_places(_measured(points, plan.known), _skipped(points), max(1, min(at_once, left)))
+    places = plan.search.next_places(_measured(points, plan.known), _given_up(points), max(1, min(at_once, left)))
     places = places or _second_try(plan, points)
     used = {(point.place, point.number) for point in points}
     chosen = []
@@ -130,13 +133,16 @@ def next_points(plan: BisectPlan, points: Sequence[Point], at_once: int) -> tupl
 def _second_try(plan: BisectPlan, points: Sequence[Point]) -> tuple[int, ...]:
     """The middle one of several commits that would be named together because those between them failed once.
 
-    A build may fail by chance. Where one of them has failed twice, that range is taken to be broken.
+    So is an end that failed once and leaves open whether the commits beside it did it. A build may fail by chance.
+    Where one of them has failed twice, that range is taken to be broken.
     """
     found = evaluate(plan, points)
     tries = Counter(point.place for point in points if point.status not in NOTHING_SAID)
-    between = [tries[place] for place in found.culprit_places if place in found.skipped]
-    once = [place for place in found.culprit_places if place in found.skipped and tries[place] == 1]
-    return (once[len(once) // 2],) if once and max(between) == 1 else ()
+    beside_end = range(found.answer.first - 1, found.answer.last + 1) if found.answer.last else ()
+    in_doubt = found.culprit_places or beside_end
+    between = [place for place in in_doubt if place in found.skipped]
+    once = [place for place in between if tries[place] == 1]
+    return (once[len(once) // 2],) if once and max(tries[place] for place in between) == 1 else ()
 
 
 def price_of(plan: BisectPlan, points: Sequence[Point], base: RunRecord) -> str:
@@ -221,7 +227,7 @@ def _answer_lines(result: BisectResult) -> Iterable[str]:
         f"the cluster, the image{other} changed",
         "still_good": f"not among these {_noun(plan)}s: {bad} is as good as before today ({sure}); "
         "the cause was the cluster or its nodes",
-        "undecided": f"undecided after {found.runs} runs: most likely {_noun(plan)} {found.first} ({sure})",
+        "undecided": f"undecided after {found.runs} runs: {_likeliest(result)} ({sure})",
     }
     if found.kind in words:
         return [words[found.kind]]
@@ -231,6 +237,19 @@ def _answer_lines(result: BisectResult) -> Iterable[str]:
             *(_commit_line(plan, at) for at in result.culprit_places),
         ]
     return [f"{_head(result)} ({sure}):", *(_commit_line(plan, place) for place in result.culprit_places)]
+
+
+def _likeliest(result: BisectResult) -> str:
+    """What is likeliest while it is undecided, or which end has to be another one before it can be decided."""
+    plan, first, last, noun = result.plan, result.answer.first, result.answer.last, _noun(result.plan)
+    if first > last:
+        return f"most likely none of these {noun}s"
+    for place, beside, side in ((0, first - 1, "good"), (len(plan.all_commits), last, "bad")):
+        if place == beside and place in _given_up(result.points):
+            at = f"{noun} {first}" if first == last else f"one of the {noun}s {first} to {last}"
+            end = f"the {side} end {short_name(plan.commit_at(place))} does not run"
+            return f"{at}, or none, for {end}: name another one with --{side}"
+    return f"most likely {noun} {first}"
 
 
 def _head(result: BisectResult) -> str:
@@ -320,13 +339,13 @@ def _measured(points: Iterable[Point], known: Sequence[Measured] = ()) -> list[M
     return [*known, *own]
 
 
-def _skipped(points: Sequence[Point]) -> frozenset[int]:
-    skipped = set()
+def _given_up(points: Sequence[Point]) -> frozenset[int]:
+    """The places that are not run any more: none of their runs said anything, or three of them did not."""
+    found = set()
     for place in {point.place for point in points}:
         own = [point for point in points if point.place == place]
-        if any(point.value is not None for point in own):
-            continue
-        lost = sum(point.status in NOTHING_SAID for point in own)
-        if lost < len(own) or lost >= TRIES:
-            skipped.add(place)
-    return frozenset(skipped)
+        silent = [point for point in own if point.value is None]
+        never = len(silent) == len(own) and any(point.status not in NOTHING_SAID for point in silent)
+        if never or len(silent) >= TRIES:
+            found.add(place)
+    return frozenset(found)

@@ -236,17 +236,27 @@ class Search(NamedTuple):
     def answer(self, measured: Sequence[Measured], skipped: frozenset[int] = frozenset()) -> Answer:
         """The answer: a commit, several indistinguishable ones, two that share the change, undecided, or none of them.
 
-        `skipped`: places that cannot be measured.
+        `skipped`: places that are not run any more. An end that was never measured leaves open whether the commits
+        beside it did it.
         """
         likeliest = self._likeliest(measured, skipped)
-        if likeliest.kind == "found" and _once(likeliest, measured):
+        beside_end = likeliest.kind in ("already_bad", "still_good") and likeliest.last > 0
+        if beside_end or _once(likeliest, measured, skipped):
             return likeliest.model_copy(update={"kind": "undecided"})
         return likeliest
 
     def _likeliest(self, measured: Sequence[Measured], skipped: frozenset[int]) -> Answer:
-        """The same, without the repetition that a named commit needs."""
+        """The same without the repetition that a named commit needs, and with what an end that is skipped may be."""
         belief = self.belief(measured)
-        groups = _groups(self.commits, skipped)
+        # What was measured separates them though it is not run again, where that is enough to decide.
+        for apart in (skipped - {one.place for one in measured}, skipped):
+            found = self._likeliest_of(_groups(self.commits, apart), belief, len(measured))
+            if found.kind != "undecided":
+                break
+        return found
+
+    def _likeliest_of(self, groups: Sequence[tuple[int, int]], belief: Belief, runs: int) -> Answer:
+        """The same by the groups of places that are not told apart. `runs`: measurements that it rests on."""
         alone, firsts, seconds = ([float(share[first : last + 1].sum()) for first, last in groups] for share in belief)
         second = None
         if belief.shared > 0.5:
@@ -265,14 +275,14 @@ class Search(NamedTuple):
             kind: AnswerKind = "undecided"
         else:
             kind = "already_bad" if first == 0 else "still_good" if last == self.commits + 1 else "found"
-        named = kind in ("found", "undecided")
+        named = kind in ("found", "undecided") or first < last
         return Answer(
             kind=kind,
             first=max(first, 1) if named else 0,
             last=min(last, self.commits) if named else 0,
             second=(max(second[0], 1), min(second[1], self.commits)) if second else None,
             probability=probability,
-            runs=len(measured),
+            runs=runs,
         )
 
     def next_places(
@@ -283,23 +293,23 @@ class Search(NamedTuple):
         Both ends are measured first. After that one point divides the probability in halves, k points in k + 1 parts.
 
         Raises:
-            InvalidInput: Every place is skipped.
+            InvalidInput: Every place is skipped, and nothing was measured.
         """
         commits = self.commits
         open_places = [place for place in range(commits + 1) if place not in skipped]
-        if not open_places:
+        if not open_places and not measured:
             raise InvalidInput(
                 "no commit of the range can be run", subject=f"{commits} commits", advice="Choose other ends"
             )
         found = self._likeliest(measured, skipped)
         wanted = min(at_once, self.policy.most_runs - found.runs)
-        if wanted <= 0:
+        if wanted <= 0 or not open_places:
             return ()
         # Both ends come first: without them a drift of the cluster could be taken for either level.
         if ends := sorted({0, commits} - skipped - {one.place for one in measured}):
             return tuple(ends[:wanted])
         if found.kind != "undecided":
-            return tuple(_once(found, measured)[:wanted])
+            return tuple(_once(found, measured, skipped)[:wanted])
         belief = self.belief(measured)
         # The probability that a place is past the first culprit, and past the last one: the same, where there is one.
         past = [np.cumsum(belief.alone + share)[open_places] for share in (belief.first, belief.second)]
@@ -373,13 +383,14 @@ def _spread(masses: NDArray[Any], groups: NDArray[np.intp], prior: Array) -> Arr
     return masses[groups] * prior / np.where(weights > 0, weights, 1.0)[groups]
 
 
-def _once(found: Answer, measured: Sequence[Measured]) -> list[int]:
+def _once(found: Answer, measured: Sequence[Measured], skipped: frozenset[int]) -> list[int]:
     """Places that have to be run again before the answer is named: the pair (k-1, k) of each culprit."""
     if found.kind != "found":
         return []
     pairs = [(found.first - 1, found.last)] + ([(found.second[0] - 1, found.second[1])] if found.second else [])
     runs = [one.place for one in measured]
-    return [place for place in sorted({place for pair in pairs for place in pair}) if runs.count(place) < PAIR_RUNS]
+    places = {place for pair in pairs for place in pair} - skipped
+    return [place for place in sorted(places) if runs.count(place) < PAIR_RUNS]
 
 
 def _groups(commits: int, skipped: frozenset[int]) -> list[tuple[int, int]]:

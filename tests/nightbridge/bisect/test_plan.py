@@ -99,15 +99,6 @@ def test_the_same_question_has_the_same_id_and_another_one_another(rows: Sequenc
     assert "-bisect-" in first.bisect_id
 
 
-def test_one_regressed_night_is_enough_where_no_change_point_can_be_yet(
-    make_row: Row, summary_of: Callable[..., Summary]
-) -> None:
-    history = [make_row(summary_of((1.0,) * 50), night_id(n), commit=GOOD) for n in range(3)]
-    bad = make_row(summary_of((1.2,) * 50), night_id(3), commit=BAD, verdict=VerdictStatus.REGRESSED)
-
-    plan = make_plan([*history, bad], four_commits, no_verdict)
-
-    (searched,) = plan.ranges
 def test_ends_that_are_named_by_branches_are_the_commits_that_these_had_when_the_search_began(
     rows: Sequence[HistoryRow],
 ) -> None:
@@ -127,6 +118,15 @@ def test_ends_that_are_named_by_branches_are_the_commits_that_these_had_when_the
     assert plan.bisect_id != planned("stable", "main").bisect_id
 
 
+def test_one_regressed_night_is_enough_where_no_change_point_can_be_yet(
+    make_row: Row, summary_of: Callable[..., Summary]
+) -> None:
+    history = [make_row(summary_of((1.0,) * 50), night_id(n), commit=GOOD) for n in range(3)]
+    bad = make_row(summary_of((1.2,) * 50), night_id(3), commit=BAD, verdict=VerdictStatus.REGRESSED)
+
+    plan = make_plan([*history, bad], four_commits, no_verdict)
+
+    (searched,) = plan.ranges
     assert (plan.metric, searched.good, searched.bad) == ("step_time", GOOD, BAD)
     assert isinstance(plan.levels, Levels)
     assert plan.levels.bad == pytest.approx(1.2)
@@ -660,6 +660,53 @@ def searched(plan: BisectPlan, value_of: Callable[[int, int], float | None]) -> 
             status = VerdictStatus.FAILED if value is None else VerdictStatus.PASSED
             points.append(Point(place=place, number=number, run_key="", status=status, value=value))
     return evaluate(plan, points)
+
+
+@pytest.mark.parametrize(
+    ("end", "level", "said"),
+    [
+        (0, 1.03, f"commit 1, or none, for the good end {GOOD[:12]} does not run: name another one with --good"),
+        (4, 1.0, f"commit 4, or none, for the bad end {BAD[:12]} does not run: name another one with --bad"),
+    ],
+)
+def test_an_end_that_does_not_run_is_tried_twice_and_then_another_one_is_asked_for(
+    plan: BisectPlan, end: int, level: float, said: str
+) -> None:
+    """Nothing tells whether the commit beside it did it, or the cluster."""
+    result = searched(plan, lambda place, number: None if place == end else level)
+
+    assert (result.answer.kind, result.culprits, result.skipped) == ("undecided", (), (end,))
+    assert [point.number for point in result.points if point.place == end] == [1, 2]
+    assert said in "\n".join(result_lines(result))
+
+
+def test_an_end_that_failed_by_chance_leaves_nothing_open(plan: BisectPlan) -> None:
+    result = searched(plan, lambda place, number: None if (place, number) == (0, 1) else 1.03 if place else 1.0)
+
+    assert [step.commit for step in result.culprits] == ["b" * 40]
+
+
+def test_while_it_is_undecided_whether_a_commit_did_it_none_is_called_the_likeliest(plan: BisectPlan) -> None:
+    few = plan.model_copy(update={"policy": BisectPolicy(most_runs=2)})
+
+    lines = "\n".join(result_lines(searched(few, lambda place, number: 1.03)))
+
+    assert "undecided after 2 runs: most likely none of these commits" in lines
+
+
+def test_a_point_that_was_measured_and_fails_since_is_not_run_until_it_does_not(plan: BisectPlan) -> None:
+    result = searched(plan, lambda place, number: None if place == 0 and number > 1 else 1.03 if place else 1.0)
+
+    assert [step.commit for step in result.culprits] == ["b" * 40]
+    assert len([point for point in result.points if point.place == 0]) == 4
+
+
+def test_an_end_that_other_runs_have_measured_need_not_run_again(plan: BisectPlan) -> None:
+    known = plan.model_copy(update={"known": (Measured(place=0, value=1.0),)})
+
+    result = searched(known, lambda place, number: 1.03 if place else None)
+
+    assert [step.commit for step in result.culprits] == ["b" * 40]
 
 
 def test_runs_that_say_nothing_are_no_more_than_there_may_be_beside_what_is_known(plan: BisectPlan) -> None:
