@@ -204,7 +204,8 @@ def _record_node_failure(job: LocalJob) -> None:
     # First the kill: once the failure is known, the next attempt may start in the same place. Without this process: the
     # job itself may query, through one of the commands.
     def remaining() -> set[int]:
-        return processes_with_variable(JOB_VARIABLE, str(job.folder)) - {os.getpid()}
+        # The runner names the folder as the kernel does: a workspace may be reached through a link.
+        return processes_with_variable(JOB_VARIABLE, str(job.folder.resolve())) - {os.getpid()}
 
     is_killed = kill_until_gone(remaining, patience=KILL_PATIENCE)
     reason = "the runner died" if is_killed else "the runner died; processes remain"

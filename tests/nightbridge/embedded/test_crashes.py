@@ -159,6 +159,20 @@ def test_a_killed_runner_is_a_node_failure_and_takes_what_it_started_along(
     assert [pid for pid in pids if is_running(pid)] == []
 
 
+def test_a_killed_runner_takes_its_processes_along_in_a_workspace_that_is_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    with local_cluster(tmp_path / "link") as cluster:
+        script = write_script(tmp_path / "job.sh", "setsid sleep 600 & echo $!; sleep 600")
+        job_id = cluster.submit("night-a1", script, [f"--chdir={tmp_path}"])
+        child = int(wait_for_text(tmp_path / f"slurm-{job_id}.out", "\n"))
+
+        os.kill(runner_pid(cluster, job_id), signal.SIGKILL)
+
+        wait_until(lambda: status(cluster, job_id).state == JobState.NODE_FAIL)
+        assert not is_running(child)
+
+
 def test_a_query_about_a_dead_runner_leaves_the_exit_codes_of_own_children(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
