@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from nightbridge.embedded import jobs, notation, process_tree
+from nightbridge.errors import NightbridgeError
 from nightbridge.files import write_atomically
 
 POLL_INTERVAL = 0.1
@@ -24,6 +25,8 @@ _BEAT_SECONDS = 15.0
 
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _AWAITED = _STOP_SIGNALS | {signal.SIGCHLD}
+_UNWRITTEN = (OSError, NightbridgeError)
+"""What writing meets on a disk that is full, often of the job's own checkpoints: it decides about no job."""
 
 
 def main(arguments: list[str]) -> int:
@@ -41,9 +44,7 @@ def main(arguments: list[str]) -> int:
     job = jobs.read_job(folder)
     assert job is not None
     try:
-        end = _wait_for_turn(job) or _JobRun(job, jobs.read_config(job.root)).to_its_end()
-        if _is_registered(job):
-            jobs.write_record(job.folder / "end.json", end)
+        _record_end(job, _wait_for_turn(job) or _JobRun(job, jobs.read_config(job.root)).to_its_end())
     except BaseException:  # shown in runner.log; what it was makes no difference to the job's processes
         _kill_tree(job)
         raise
@@ -74,12 +75,24 @@ def _wait_for_turn(job: jobs.LocalJob) -> jobs.JobEnd | None:
     ended = jobs.ended_ids(job.root)
     caught = None
     while (end := _interruption(job, caught)) is None:
-        with jobs.schedule_lock(job.root):
+        with contextlib.suppress(*_UNWRITTEN), jobs.schedule_lock(job.root):
             if _is_its_turn(job, ended):
                 write_atomically(job.folder / "started.json", json.dumps({"at": time.time()}).encode() + b"\n")
                 return None
         caught = signal.sigtimedwait(_STOP_SIGNALS, POLL_INTERVAL)
     return end
+
+
+def _record_end(job: jobs.LocalJob, end: jobs.JobEnd) -> None:
+    """Record the job's end as soon as the disk takes it; a runner that is gone before is a failure of the node."""
+    caught = None
+    while caught is None:
+        _give_sign_of_life(job)
+        with contextlib.suppress(*_UNWRITTEN):
+            if _is_registered(job):
+                jobs.write_record(job.folder / "end.json", end)
+            return
+        caught = signal.sigtimedwait(_STOP_SIGNALS, POLL_INTERVAL)
 
 
 def _is_registered(job: jobs.LocalJob) -> bool:
@@ -184,9 +197,11 @@ class _JobRun:
         if self.stop is None:
             return
         self.kill_at = time.monotonic() + self.config.kill_wait
-        if _is_registered(self.job):
-            write_atomically(self.job.folder / "ending", self.stop.state.encode())
-        os.write(self.stderr, notation.farewell(f"JOB {self.job.job_id} ON node1", self.stop.state))
+        with contextlib.suppress(*_UNWRITTEN):
+            if _is_registered(self.job):
+                write_atomically(self.job.folder / "ending", self.stop.state.encode())
+        with contextlib.suppress(OSError):
+            os.write(self.stderr, notation.farewell(f"JOB {self.job.job_id} ON node1", self.stop.state))
         for number in (signal.SIGCONT, signal.SIGTERM):
             process_tree.signal_group(self.script_pid, number)
 
@@ -201,8 +216,10 @@ class _JobRun:
 
 def _tree(job: jobs.LocalJob) -> set[int]:
     """Every process of the job. A job that this one submitted has a runner of its own, and is not of it."""
-    live = (other for other in jobs.all_jobs(job.root, known=jobs.ended_ids(job.root)) if other.end is None)
-    others = {other.runner.pid for other in live if other.job_id != job.job_id}
+    live = set(jobs.job_ids(job.root)) - jobs.ended_ids(job.root) - {job.job_id}
+    found = (jobs.read_job(jobs.job_dir(job.root, job_id)) for job_id in live)
+    # One of another host or container may have the number of a process of this job.
+    others = {other.runner.pid for other in found if other and process_tree.identify(other.runner.pid) == other.runner}
     return process_tree.descendants(os.getpid(), without=others)
 
 
