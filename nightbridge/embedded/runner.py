@@ -117,7 +117,8 @@ def _interruption(job: jobs.LocalJob, caught: signal.struct_siginfo | None) -> j
 def _give_sign_of_life(job: jobs.LocalJob) -> None:
     path = job.folder / "runner.json"
     with contextlib.suppress(OSError):  # the file system is away for a moment, or the job's folder was removed
-        if time.time() - path.stat().st_mtime > _BEAT_SECONDS:
+        # The file server's clock may be ahead of this host's.
+        if abs(time.time() - path.stat().st_mtime) > _BEAT_SECONDS:
             os.utime(path)
 
 

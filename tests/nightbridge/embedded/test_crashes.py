@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -322,13 +323,32 @@ def test_a_runner_that_was_taken_for_dead_ends_its_job(cluster: LocalCluster, tm
     wait_until(lambda: not processes_of(cluster.root), "the end of every process")
 
 
-def test_a_runner_gives_signs_of_life(cluster: LocalCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", [-3600, 3600], ids=["long-ago", "by-a-clock-ahead-of-its-own"])
+def test_a_runner_gives_signs_of_life(cluster: LocalCluster, tmp_path: Path, last: float) -> None:
     job_id = cluster.submit("night-a1", write_script(tmp_path / "job.sh", "sleep 600"), ())
     record = job_dir(cluster.root, job_id) / "runner.json"
 
-    os.utime(record, (0, 0))
+    os.utime(record, (time.time() + last, time.time() + last))
 
-    wait_until(lambda: record.stat().st_mtime > time.time() - 60, "a sign of life")
+    wait_until(lambda: abs(record.stat().st_mtime - time.time()) < 60, "a sign of life")
+
+
+def test_a_process_with_the_number_of_a_runner_of_another_host_ends_with_its_job(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    body = f"setsid sleep 600 & echo $! > {tmp_path}/child; wait"
+    job_id = cluster.submit("night-a1", write_script(tmp_path / "job.sh", body), ())
+    child = int(wait_for_text(tmp_path / "child", "\n"))
+    elsewhere = shutil.copytree(job_dir(cluster.root, job_id), job_dir(cluster.root, job_id + 1))
+    record = json.loads((elsewhere / "runner.json").read_text()) | {"host": "elsewhere", "pid": child}
+    (elsewhere / "runner.json").write_text(json.dumps(record))
+
+    cluster.cancel(job_id)
+    ended = wait_for_end(cluster, job_id)
+    write_record(elsewhere / "end.json", JobEnd("COMPLETED", time.time()))
+
+    assert ended.state is JobState.CANCELLED
+    assert not is_running(child)
 
 
 def test_a_zombie_is_gone() -> None:
