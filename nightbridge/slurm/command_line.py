@@ -96,7 +96,7 @@ class CommandLineCluster:
         if ids := _ACCEPTED.findall(printed):
             return int(ids[-1])
         # Of an sbatch that was killed, or ended well, a warning is no refusal.
-        refused = answer.code > 0 and answer.code not in _KILLED
+        refused = answer.code and not _was_killed(answer)
         raise refusal_of((answer.stderr or printed) if refused else "", name)
 
     def find(self, name: str) -> Lookup:
@@ -136,11 +136,11 @@ class CommandLineCluster:
     def cancel(self, job_id: int) -> None:
         """Cancel a job. scancel's own exit code proves nothing; what it writes does."""
         answer = self._run(("scancel", str(job_id)))
-        if not answer.stderr.strip() or _ALREADY_ENDED.search(answer.stderr):
+        if _ALREADY_ENDED.search(answer.stderr) or not (answer.stderr.strip() or _was_killed(answer)):
             return
         if re.search(r"denied|not permitted", answer.stderr):
             raise PermanentError(f"scancel refused: {last_line(answer.stderr)}", subject=f"job {job_id}")
-        raise TransientError(f"scancel failed: {last_line(answer.stderr)}", subject=f"job {job_id}")
+        raise TransientError(f"scancel failed: {last_line(answer.stderr) or 'killed'}", subject=f"job {job_id}")
 
     def limits(self) -> ClusterLimits:
         """The limits of the settings' partition, else of the default one, and whether srun has pyxis.
@@ -353,6 +353,10 @@ class CommandLineCluster:
 def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` without the variables that Slurm's commands would take for options; what selects the cluster stays."""
     return {name: value for name, value in environ.items() if not _SLURM_VARIABLES.match(name)}
+
+
+def _was_killed(answer: Finished) -> bool:
+    return answer.code < 0 or answer.code in _KILLED
 
 
 def _max_nodes(rows: Sequence[Sequence[str]]) -> int | None:

@@ -209,6 +209,12 @@ def test_an_sbatch_that_ends_without_an_answer_leaves_open_whether_there_is_a_jo
         fake(sbatch=f'printf "%s" "{warning}" >&2; {end}').submit("name", Path("x.sh"), [])
 
 
+@pytest.mark.parametrize("end", ["kill -9 $$", "(kill -9 $$); exit 137"])
+def test_a_scancel_that_was_killed_has_cancelled_nothing(end: str, fake: Callable[..., CommandLineCluster]) -> None:
+    with pytest.raises(TransientError, match="job 7: scancel failed: killed"):
+        fake(scancel=end).cancel(7)
+
+
 def test_where_slurm_gets_its_configuration_from_is_kept(
     fake: Callable[..., CommandLineCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
