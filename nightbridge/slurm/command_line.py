@@ -35,8 +35,9 @@ QUERY_TIMEOUT = 60.0
 """Seconds for one query. Slurm's clients give up by themselves after a few times MessageTimeout (10 s)."""
 SUBMIT_TIMEOUT = 120.0
 """Seconds for sbatch, which itself retries while the controller is busy."""
-SHORTER_RANGES = (90, 30, 7, 1)
-"""Days to go back where a site forbids long ranges in accounting."""
+SHORTER_RANGES = tuple(24 * days - 1 for days in (90, 30, 7, 1))
+"""Hours to go back where a site forbids long ranges in accounting: sites allow whole days, and a range ends a second
+after now."""
 
 QUEUE_INTERVAL = 600.0
 """Seconds between two looks at the whole queue."""
@@ -74,7 +75,7 @@ _QUEUE = ("squeue", "--noheader", "--all", "--states=PENDING", "--sort=-p", "--f
 _HIDES_JOBS = re.compile(r"^PrivateData\s*=.*\bjobs", re.MULTILINE)
 _SACCT = ("--noheader", "--allocations", "--parsable2", f"--format={SACCT_FORMAT}")
 # A night crosses midnight and sacct begins at the last one by itself. Sites can forbid long ranges (MaxQueryTimeRange).
-_SACCT_STARTS = ("2000-01-01", *(f"now-{days}days" for days in SHORTER_RANGES))
+_SACCT_STARTS = ("2000-01-01", *(f"now-{hours}hours" for hours in SHORTER_RANGES))
 
 
 class CommandLineCluster:

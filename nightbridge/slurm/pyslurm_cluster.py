@@ -61,8 +61,6 @@ _TEXTS: Mapping[int, str] = {
 }
 """sbatch's words for numbers that come without any."""
 
-_DAY = 86_400
-
 
 class PyslurmError(NightbridgeError):
     """What pyslurm raised. `errno` is Slurm's error number; None for any other exception, such as a wrong type."""
@@ -148,7 +146,7 @@ class PyslurmCluster(CommandLineCluster):
 
     def _past_jobs(self, *, ids: Sequence[int] = (), name: str = "") -> list[JobStatus] | None:
         now = int(time.time())
-        starts = (1, *(now - days * _DAY for days in SHORTER_RANGES))
+        starts = (1, *(now - hours * 3600 for hours in SHORTER_RANGES))
         return self._jobs("past", ids=list(ids), name=name, uid=os.getuid(), starts=starts)
 
     def _jobs(self, source: str, **arguments: Any) -> list[JobStatus] | None:

@@ -22,7 +22,7 @@ from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.sbatch_errors import refusal_of
 from nightbridge.slurm.states import TERMINAL, merge, newest, parse_sacct, parse_squeue, waiting_words
-from tests.real.slurm_daemons import SlurmDaemons
+from tests.real.slurm_daemons import COMMANDS, SlurmDaemons
 
 
 def eventually(ask: Callable[[], Any], right: Callable[[Any], bool], timeout: float = 240.0) -> Any:
@@ -176,6 +176,31 @@ def test_without_slurmdbd_a_lookup_is_incomplete_and_states_still_come(
         eventually(lambda: cluster.find(run_key).complete, bool)
 
 
+@pytest.mark.slurm
+def test_a_site_that_allows_its_users_one_day_of_accounting_gives_certain_answers(
+    slurm_cluster: SlurmDaemons, settings: ClusterSettings, tmp_path: Path
+) -> None:
+    # Root may ask for any range.
+    sacct = tmp_path / "sacct"
+    sacct.write_text(f'#!/bin/sh\nexec setpriv --reuid=65534 --regid=65534 --clear-groups {COMMANDS}/sacct "$@"\n')
+    sacct.chmod(0o755)
+    cluster = CommandLineCluster(settings.model_copy(update={"bin_dir": tmp_path}))
+    conf = slurm_cluster.folder / "slurmdbd.conf"
+    as_it_was = conf.read_text()
+    conf.write_text(f"{as_it_was}MaxQueryTimeRange=1-0\n")
+    slurm_cluster.kill_daemon("slurmdbd")
+    slurm_cluster.start_daemon("slurmdbd")
+    try:
+        eventually(lambda: slurm_cluster.command("sacctmgr", "show", "cluster").returncode == 0, bool)
+
+        assert cluster.find("nobody-ever-used-this").complete
+    finally:
+        conf.write_text(as_it_was)
+        slurm_cluster.kill_daemon("slurmdbd")
+        slurm_cluster.start_daemon("slurmdbd")
+        eventually(lambda: cluster.find("nobody-ever-used-this").complete, bool)
+
+
 # --- commands that misbehave -----------------------------------------------------------------------------------------
 
 
@@ -230,7 +255,7 @@ def test_without_any_answer_the_status_is_unknown(fake: Callable[..., CommandLin
 
 
 def test_a_site_that_forbids_long_ranges_is_queried_for_shorter_ones(fake: Callable[..., CommandLineCluster]) -> None:
-    sacct = """case "$*" in *now-7days*) echo "5|COMPLETED|2026-01-01T00:00:00|||None assigned|None|0:0|mine";;
+    sacct = """case "$*" in *now-167hours*) echo "5|COMPLETED|2026-01-01T00:00:00|||None assigned|None|0:0|mine";;
     *) echo "sacct: error: slurmdbd: Query time range exceeds MaxQueryTimeRange" >&2; exit 1;; esac"""
 
     found = fake(squeue="exit 0", sacct=sacct).find("mine")
