@@ -14,13 +14,12 @@ from nightbridge.flows.forms import ClusterField, MetricsField, NightField, RunF
 from nightbridge.gate.decisions import Decision, DecisionKind, StoredDecision
 from nightbridge.goldens.parity import Parity
 from nightbridge.models import ReferencePolicy, Site
-from nightbridge.prune import Policy
+from nightbridge.prune import Old, Policy
 from nightbridge.tasks.on_demand import (
-    Pruned,
     check_site,
     compare_step_by_step,
     decide,
-    remove_old,
+    prune_site,
     withdraw_decision,
 )
 
@@ -107,15 +106,17 @@ def prune(  # noqa: D417  (`SiteChoice` describes the others)
     system: SystemField = None,
     store: StoreField = None,
     workspace: str | None = None,
-) -> State[Pruned]:
-    """List old checkouts, images and stored runs, and remove them; never what is still needed.
+) -> State[Old]:
+    """List old checkouts, images, launcher environments and stored runs, and remove them; never what is still needed.
+
+    The list is an artifact of the flow run.
 
     Args:
         remove: Remove them; otherwise they are only listed.
-        policy: What of checkouts and images stays. Of stored runs the store's own retention decides.
+        policy: What of the workspace stays. Of stored runs the store's own retention decides.
     """
-    pruned = remove_old(site_of(system=system, store=store, workspace=workspace), policy, remove)
-    return _state(pruned, "Removed" if remove else "Listed", [str(pruned)])
+    old = prune_site(site_of(system=system, store=store, workspace=workspace), policy, remove)
+    return _state(old, "Removed" if remove else "Listed", [f"{'removed' if remove else 'would remove'} {old}"])
 
 
 @flow(name="check-site", flow_run_name="check of a site")

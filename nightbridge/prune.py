@@ -17,10 +17,11 @@ from pydantic import Field
 
 from nightbridge.errors import PermanentError
 from nightbridge.files import MODEL_LIMIT, RefusedFile, open_regular
+from nightbridge.harvest.retention import RunRemoval
 from nightbridge.images.enroot import leftover_scratch_dirs, remove_tree, temporary_folder
 from nightbridge.images.image import workspace_refs
 from nightbridge.locking import lease
-from nightbridge.models import ImageImport, Model
+from nightbridge.models import ImageImport, Model, Site
 from nightbridge.repos.checkouts import old_changed_trees, unfinished
 from nightbridge.repos.environments import unneeded_bases
 from nightbridge.slurm.attempt_files import ATTEMPT_FILE, JOB_SCRIPT
@@ -62,6 +63,27 @@ class Removal(Model):
     def is_unused(self) -> bool:
         """Whether it is still there, and was not used after it was chosen; a `datetime` is coarser than file times."""
         return self.path.exists() and _last_used(self.path) - self.last_used.timestamp() <= 0.001
+
+
+class Old(Model):
+    """What is not needed any more, or what of it was removed."""
+
+    checkouts: tuple[Removal, ...]
+    images: tuple[Removal, ...]
+    environments: tuple[Removal, ...]
+    runs: tuple[RunRemoval, ...] = Field((), description="Of the store.")
+
+    @property
+    def removals(self) -> tuple[Removal, ...]:
+        """All of it that is not in the store."""
+        return (*self.checkouts, *self.images, *self.environments)
+
+    def __str__(self) -> str:
+        size = sum(each.size for each in self.removals) + sum(old.run.size for old in self.runs)
+        return (
+            f"{len(self.checkouts)} checkouts, {len(self.images)} images, {len(self.environments)} launcher "
+            f"environments and {len(self.runs)} stored runs, {size / 1e9:.1f} GB"
+        )
 
 
 def choose(candidates: Sequence[Removal], policy: Policy, used_by_jobs: str, *, now: float) -> list[Removal]:
@@ -317,6 +339,33 @@ def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) ->
                 path.unlink()
         removed.append(removal)
     return removed
+
+
+def find_old(site: Site, policy: Policy) -> Old:
+    """What of a site's workspace `policy` does not keep, and of the folders that it shares; nothing is removed.
+
+    Raises:
+        PermanentError: The jobs that use the checkouts or images are unknown.
+    """
+    return Old(
+        checkouts=tuple(find_old_checkouts(site.workspace, policy)),
+        images=tuple(find_old_images(site.workspace, site.images_dir, policy, site.image_import)),
+        environments=tuple(find_old_environments(site.environments_dir, policy)),
+    )
+
+
+def remove_old(site: Site, old: Old) -> Old:
+    """Remove what `find_old` has found; return what is gone. What was used meanwhile stays.
+
+    Raises:
+        PermanentError: The jobs that use the images are unknown.
+        TransientError: Another process holds a lease for too long.
+    """
+    return Old(
+        environments=tuple(remove_environments(old.environments)),
+        checkouts=tuple(remove_checkouts(site.workspace, old.checkouts)),
+        images=tuple(remove_images(site.workspace, site.images_dir, old.images)),
+    )
 
 
 def _text_of_live_jobs(images: Path, workspace: Path) -> str:

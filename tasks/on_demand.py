@@ -9,28 +9,15 @@ from nightbridge.gate.accept import accept, is_series, still_alerts, withdraw
 from nightbridge.gate.decisions import Decision, DecisionKind, StoredDecision, Withdrawal
 from nightbridge.gate.judging import Rejudged
 from nightbridge.goldens.parity import Parity
-from nightbridge.harvest.retention import RunRemoval, find_old_runs, remove_runs
-from nightbridge.models import MetricName, Model, ReferencePolicy, Site, slug, utc_now
+from nightbridge.harvest.retention import find_old_runs, remove_runs
+from nightbridge.models import MetricName, ReferencePolicy, Site, slug, utc_now
 from nightbridge.nights.records import find_run
-from nightbridge.prune import Policy, Removal, find_old_checkouts, find_old_images, remove_checkouts, remove_images
+from nightbridge.prune import Old, Policy, find_old, remove_old
 from nightbridge.report.queries import parity_stored
 from nightbridge.repos.commits import known_commits_between
-from nightbridge.tasks.mirror import show_markdown
+from nightbridge.tasks.mirror import show_markdown, show_table
 from nightbridge.tasks.site import store_of
 from nightbridge.tasks.stage import never_reused, stage
-
-
-class Pruned(Model):
-    """What was removed, or would be."""
-
-    removals: tuple[Removal, ...]
-    runs: tuple[RunRemoval, ...]
-    removed: bool
-
-    def __str__(self) -> str:
-        size = sum(each.size for each in self.removals) + sum(old.run.size for old in self.runs)
-        total = f"{len(self.removals)} checkouts and images and {len(self.runs)} stored runs, {size / 1e9:.1f} GB"
-        return f"{'removed' if self.removed else 'would remove'} {total}"
 
 
 @stage("accept", waits_for=(TransientError,), key=never_reused)
@@ -70,17 +57,27 @@ def compare_step_by_step(run_a: str, run_b: str, policy: ReferencePolicy, site: 
 
 
 @stage("prune", waits_for=(TransientError,), key=never_reused)
-def remove_old(site: Site, policy: Policy, remove: bool) -> Pruned:
-    """Find what is old, and remove it if that is wanted; the store's own retention decides about stored runs."""
-    checkouts = find_old_checkouts(site.workspace, policy)
-    images = find_old_images(site.workspace, site.images_dir, policy, site.image_import)
-    store = store_of(site)
+def prune_site(site: Site, policy: Policy, remove: bool) -> Old:
+    """Find what is old, list it as an artifact of the flow run, and remove it if that is wanted.
+
+    The store's own retention decides about stored runs.
+    """
+    old, store = find_old(site, policy), store_of(site)
     runs = find_old_runs(store, site.store_settings.retention)
     if remove:
-        checkouts = remove_checkouts(site.workspace, checkouts)
-        images = remove_images(site.workspace, site.images_dir, images)
-        runs = remove_runs(store, runs)
-    return Pruned(removals=(*checkouts, *images), runs=tuple(runs), removed=remove)
+        old, runs = remove_old(site, old), remove_runs(store, runs)
+    old = old.model_copy(update={"runs": tuple(runs)})
+    show_table("what is old", _rows(old), key=f"prune-{slug(site.cluster.name)}", description=str(old))
+    return old
+
+
+def _rows(found: Old) -> list[dict[str, str]]:
+    of_workspace = ((str(each.path), each.size, each.last_used, each.reason) for each in found.removals)
+    of_store = ((old.url, old.run.size, old.run.stored_at, old.reason) for old in found.runs)
+    return [
+        {"what": what, "MB": f"{size / 1e6:.0f}", "last used": f"{when:%Y-%m-%d}", "reason": reason}
+        for what, size, when, reason in (*of_workspace, *of_store)
+    ]
 
 
 @stage("check", key=never_reused)

@@ -3,7 +3,7 @@
 import io
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from nightbridge.harvest.retention import RunRemoval
     from nightbridge.models import Site, SiteChoice
-    from nightbridge.prune import Removal, Usage
+    from nightbridge.prune import Old, Usage
 
 _KEPT_RUNS = (
     "stored runs beyond their limits that a verdict of a run that stays, the next baseline or a decision refers to, or "
@@ -177,37 +177,19 @@ def prune(
     --store-gb; never one that a baseline, the verdict of a run that stays, or an accepted decision refers to.
     """
     from nightbridge.models import RetentionPolicy
-    from nightbridge.prune import (
-        Policy,
-        find_old_checkouts,
-        find_old_environments,
-        find_old_images,
-        remove_checkouts,
-        remove_environments,
-        remove_images,
-    )
+    from nightbridge.prune import Policy, find_old, remove_old
 
     site = load_site(choice)
-    policy = Policy(days=days, keep=keep, max_bytes=_bytes_of(max_gb))
-    checkouts = find_old_checkouts(site.workspace, policy)
-    images = find_old_images(site.workspace, site.images_dir, policy, site.image_import)
-    environments = find_old_environments(site.environments_dir, policy)
+    old = find_old(site, Policy(days=days, keep=keep, max_bytes=_bytes_of(max_gb)))
     if yes:
-        environments = remove_environments(environments)
-        checkouts = remove_checkouts(site.workspace, checkouts)
-        images = remove_images(site.workspace, site.images_dir, images)
+        old = remove_old(site, old)
     given = {"days": store_days, "nights": store_nights, "max_gb": store_gb}
     limits = {name: limit for name, limit in given.items() if limit is not None}
-    runs = _prune_store(site, limits, yes)
-    removals = [*checkouts, *images, *environments]
-    show(as_json, {"removed": yes, "removals": removals, "runs": runs}, lambda: _removal_lines(removals, runs))
+    old = old.model_copy(update={"runs": tuple(_prune_store(site, limits, yes))})
+    document = {"removed": yes, "removals": old.removals, "runs": old.runs}
+    show(as_json, document, lambda: _removal_lines(old))
     if not as_json:
-        size = sum(removal.size for removal in removals) + sum(old.run.size for old in runs)
-        total = (
-            f"{len(checkouts)} checkouts, {len(images)} images, {len(environments)} launcher environments and "
-            f"{len(runs)} stored runs, {size / 1e9:.1f} GB"
-        )
-        note(f"removed {total}" if yes else f"would remove {total}; --yes removes them")
+        note(f"removed {old}" if yes else f"would remove {old}; --yes removes them")
         kept = f"kept: what was used in the last {days:g} days, up to {keep} of a kind, and what a live job names"
         is_limited = limits or site.store_settings.retention != RetentionPolicy()
         stored = f"; {_KEPT_RUNS if is_limited else 'stored runs have no limit set'}"
@@ -271,8 +253,8 @@ def _prune_store(site: "Site", limits: Mapping[str, float], yes: bool) -> "list[
     return remove_runs(opened, runs, show_progress) if yes else runs
 
 
-def _removal_lines(removals: "Sequence[Removal]", runs: "Sequence[RunRemoval]") -> Iterator[str]:
-    for removal in removals:
+def _removal_lines(found: "Old") -> Iterator[str]:
+    for removal in found.removals:
         yield f"{removal.path}  {removal.size / 1e6:.0f} MB  {removal.last_used:%Y-%m-%d}  {removal.reason}"
-    for old in runs:
+    for old in found.runs:
         yield f"{old.url}  {old.run.size / 1e6:.0f} MB  {old.run.stored_at:%Y-%m-%d}  {old.reason}"
