@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -36,7 +36,8 @@ MAX_PAUSE_SECONDS = 1.0
 LOG_AFTER_SECONDS = 2.0
 _MAX_HOLDER_BYTES = 64 << 10
 
-_UNWRITABLE = {errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT}
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+_UNWRITABLE = {errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, *_NO_ROOM}
 
 
 class Holder(StoredModel):
@@ -119,6 +120,31 @@ def lease(
         yield held
     finally:
         held.release()
+
+
+@contextmanager
+def brief_lease(path: Path) -> Iterator[None]:
+    """Hold a lease for much less than its time to live, be the disk full: whoever frees space needs none.
+
+    Where there is no room for the holder's name, the file is empty. Nobody refreshes it, and who waits for it breaks
+    it after its time to live, as one that cannot be read.
+
+    Raises:
+        TransientError: Another process held it until the timeout; the message names it.
+        PermanentError: The folder cannot be written.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lease(path))
+        except NightbridgeError as error:
+            if getattr(error.__cause__, "errno", None) not in _NO_ROOM:
+                raise
+            try:
+                path.touch(exist_ok=False)
+            except OSError:
+                raise error from error.__cause__
+            stack.callback(path.unlink, missing_ok=True)
+        yield
 
 
 def get_or_create(path: Path, kind: type[M], create: Callable[[], M]) -> M:

@@ -20,7 +20,7 @@ from nightbridge.files import MODEL_LIMIT, RefusedFile, open_regular
 from nightbridge.harvest.retention import RunRemoval
 from nightbridge.images.enroot import leftover_scratch_dirs, remove_tree, temporary_folder
 from nightbridge.images.image import workspace_refs
-from nightbridge.locking import lease
+from nightbridge.locking import brief_lease
 from nightbridge.models import ImageImport, Model, Site
 from nightbridge.repos.checkouts import old_changed_trees, unfinished
 from nightbridge.repos.environments import unneeded_bases
@@ -206,7 +206,7 @@ def remove_checkouts(workspace: Path, removals: Sequence[Removal]) -> list[Remov
     for removal in removals:
         folder = removal.path
         checkout = _checkout(folder)
-        with lease(folder.with_name(f"{checkout}.lease")):
+        with brief_lease(folder.with_name(f"{checkout}.lease")):
             if not removal.is_unused or checkout in text_of_live_jobs(workspace):
                 continue
             # The name of a leftover: if this is killed, the next one, or a check-out of the commit, removes the rest.
@@ -251,7 +251,7 @@ def remove_environments(removals: Sequence[Removal]) -> list[Removal]:
     removed = []
     for removal in removals:
         path = removal.path
-        with lease(path.with_name(f".{path.name}.lease")):
+        with brief_lease(path.with_name(f".{path.name}.lease")):
             if not removal.is_unused:
                 continue
             folder = path.resolve()
@@ -328,7 +328,7 @@ def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) ->
     removed = []
     for removal in removals:
         path = removal.path
-        with lease(images.absolute() / f".{_digest(path)}.lease"):
+        with brief_lease(images.absolute() / f".{_digest(path)}.lease"):
             if not removal.is_unused or path.name in _text_of_live_jobs(images, workspace):
                 continue
             if path.is_dir():

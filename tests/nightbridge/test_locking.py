@@ -1,5 +1,6 @@
 """A lease has one holder at a time, outlives no dead one, and says who holds it; a value is made once for all."""
 
+import errno
 import json
 import random
 import signal
@@ -13,7 +14,7 @@ import pytest
 
 from nightbridge.errors import DamagedData, PermanentError, TransientError
 from nightbridge.files import create_exclusively
-from nightbridge.locking import get_or_create, lease
+from nightbridge.locking import brief_lease, get_or_create, lease
 from nightbridge.models import Model
 from tests.conftest import SEEDS
 
@@ -265,3 +266,29 @@ def test_an_unreadable_value_is_damage_and_not_created_again(tmp_path: Path) -> 
 
     with pytest.raises(DamagedData, match=str(path)):
         get_or_create(path, Choice, lambda: Choice(number=1))
+
+
+def test_a_brief_lease_needs_no_room_and_lets_nobody_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> bool:
+        raise PermanentError("no space left on the device", subject=str(path)) from OSError(errno.ENOSPC, "full")
+
+    path = tmp_path / "a.lease"
+    with monkeypatch.context() as disk:
+        disk.setattr("nightbridge.locking.create_exclusively", full)
+        lock = brief_lease(path)
+        lock.__enter__()
+        with pytest.raises(PermanentError, match="no space left"), brief_lease(tmp_path / "no-folder" / "a.lease"):
+            pass
+
+    with pytest.raises(TransientError, match="locked for"), lease(path, timeout=0.2):
+        pass
+    lock.__exit__(None, None, None)
+    with lease(path, timeout=0.2):
+        pass
+
+
+def test_a_brief_lease_that_was_left_behind_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "a.lease").touch()
+
+    with lease(tmp_path / "a.lease", ttl=0.2, timeout=20):
+        pass

@@ -1,9 +1,11 @@
 """What is old goes, what may still be needed stays; nothing goes before it was listed."""
 
+import contextlib
 import json
 import os
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -384,3 +386,28 @@ def test_folders_of_any_depth_have_a_size(tmp_path: Path) -> None:
         assert size_of(tmp_path / "runs") >= 8192
     finally:
         subprocess.run(["rm", "-r", tmp_path / "runs"], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of a megabyte."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_old_things_go_from_a_disk_without_room_for_one_more_file(small_disk: Path) -> None:
+    place = Place(small_disk)
+    old = place.checkout("a", 40), place.image("b", 40), environment(small_disk / "envs", "d" * 16, 40, base="gone")
+    with contextlib.suppress(OSError):
+        (small_disk / "filler").write_bytes(b"x" * (1 << 20))
+
+    code = run(["prune", "--workspace", str(small_disk), "--yes"])
+
+    assert code == 0
+    assert [path for path in old if path.exists()] == []
+    assert [*small_disk.rglob("*.lease")] == []
