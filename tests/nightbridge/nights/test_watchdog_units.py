@@ -11,6 +11,7 @@ import pytest
 
 CONF = Path(__file__).parents[3] / "conf"
 UNITS = ("nightbridge-watchdog.service", "nightbridge-watchdog.timer")
+OF_PREFECT = ("nightbridge-server.service", "nightbridge-worker.service")
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def installed(tmp_path: Path) -> Path:
     (folder / "conf").symlink_to(CONF)
     (tmp_path / "etc" / "nightbridge").mkdir(parents=True)
     (tmp_path / "etc" / "nightbridge" / "site.toml").write_text(f'workspace = "{tmp_path}/workspace"\n')
-    for unit in UNITS:
+    for unit in (*UNITS, *OF_PREFECT):
         text = (CONF / "systemd" / unit).read_text(encoding="utf-8")
         (tmp_path / unit).write_text(below(tmp_path, text).replace("User=nightbridge\n", ""))
     return tmp_path
@@ -54,7 +55,7 @@ def the_alarm(command: str, installed: Path) -> str:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="this host has no systemd")
 def test_systemd_takes_the_units(installed: Path) -> None:
-    for unit in UNITS:
+    for unit in (*UNITS, *OF_PREFECT):
         verified = subprocess.run(
             ["systemd-analyze", "verify", installed / unit], capture_output=True, text=True, check=False
         )
@@ -88,3 +89,10 @@ def test_the_crontabs_line_runs(installed: Path) -> None:
     assert f"--by {int(hour):02}:{int(minute):02} " in command
     assert "%" not in command  # to cron the end of a line
     assert "llama-small, deepseek-small: not started" in said
+
+
+def test_the_crontab_has_every_variable_that_the_example_of_a_site_names() -> None:
+    site = (CONF / "examples" / "site.toml").read_text(encoding="utf-8")
+    crontab = (CONF / "examples" / "crontab").read_text(encoding="utf-8")
+
+    assert set(re.findall(r'"env:(\w+)"', site)) <= set(re.findall(r"^(\w+)=", crontab, re.MULTILINE))
