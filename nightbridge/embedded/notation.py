@@ -161,7 +161,7 @@ def _choices(piece: str) -> list[str]:
     for part in piece.strip("[]").split(","):
         first, _, last = part.partition("-")
         numbers = range(int(first), int(last) + 1) if first.isdigit() and last.isdigit() else ()
-        found += [f"{number:0{len(first)}}" for number in numbers] or [part]
+        found += [f"{number:0{len(first)}}" for number in numbers] or [f"[{part}]" if last else part]
     return found
 
 

@@ -1,11 +1,11 @@
 """Distinguishes flaky nodes from slow commits: what the nodes that a night ran on have to do with its numbers."""
 
-import re
 import statistics
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from nightbridge.embedded.notation import hostnames
 from nightbridge.history.nightly_values import Night, night_values, pins_of, run_value
 from nightbridge.history.reading import is_good
 from nightbridge.models import Model, RunSpec
@@ -24,8 +24,6 @@ HELD_NIGHTS = 30
 
 ABOUT_NODES = ("--nodelist=", "-w", "--exclude=", "-x")
 """How options of sbatch begin that say on which nodes a job runs."""
-
-_BRACKETS = re.compile(r"\[([^\]]*)\]")
 
 
 def on_nodes(run: RunSpec, nodes: str) -> RunSpec:
@@ -48,24 +46,8 @@ class NodeEffect(Model):
 
 @lru_cache(maxsize=1024)  # a night asks for the same few of each night of the history
 def node_names(expression: str) -> tuple[str, ...]:
-    """Expand Slurm's node expression: `node[1-3,5],login` is node1, node2, node3, node5, login.
-
-    What is no such expression is one name: it is only compared with others.
-    """
-    names: list[str] = []
-    for part in re.split(r",(?![^\[]*\])", expression.strip()):
-        match = _BRACKETS.search(part)
-        if match is None:
-            names += [part] if part else []
-            continue
-        head, tail = part[: match.start()], part[match.end() :]
-        for piece in match[1].split(","):
-            first, _, last = piece.partition("-")
-            if not first.isdigit() or not (last or first).isdigit():
-                return (expression,)
-            for number in range(int(first), int(last or first) + 1):
-                names += node_names(f"{head}{str(number).zfill(len(first))}{tail}")
-    return tuple(names)
+    """The names in Slurm's node expression, as `hostnames` has them."""
+    return tuple(hostnames(expression))
 
 
 def node_effects(nights: Sequence[Night], metric: Metric) -> tuple[NodeEffect, ...]:

@@ -110,6 +110,7 @@ def test_export_none_keeps_slurms_variables() -> None:
         ("gpu[008-010,12],login", ("gpu008", "gpu009", "gpu010", "gpu12", "login")),
         ("r[1-2]n01,x", ("r1n01", "r2n01", "x")),
         ("r[1-2]n[1,3]", ("r1n1", "r1n3", "r2n1", "r2n3")),
+        ("odd[a-b]", ("odd[a-b]",)),
     ],
 )
 def test_a_node_expression_has_these_names(expression: str, names: tuple[str, ...]) -> None:
