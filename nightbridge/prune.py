@@ -55,9 +55,9 @@ class Removal(Model):
     reason: str
 
     @classmethod
-    def candidate(cls, path: Path, size: int, last_used: float, reason: str = "") -> "Removal":
+    def candidate(cls, path: Path, size: int, last_used: float) -> "Removal":
         """What may be removed; `last_used` is Unix time."""
-        return cls(path=path, size=size, last_used=datetime.fromtimestamp(last_used, UTC), reason=reason)
+        return cls(path=path, size=size, last_used=datetime.fromtimestamp(last_used, UTC), reason="")
 
     @property
     def is_unused(self) -> bool:
@@ -115,8 +115,8 @@ def choose(candidates: Sequence[Removal], policy: Policy, used_by_jobs: str, *, 
 def old_leftovers(folders: Iterable[Path], reason: str) -> list[Removal]:
     """Leftover work folders: those older than a day, longer than any work takes."""
     latest = datetime.fromtimestamp(time.time() - NEVER_YOUNGER_THAN_SECONDS, UTC)
-    found = _still_there(lambda path: Removal.candidate(path, size_of(path), path.stat().st_mtime, reason), folders)
-    return [removal for removal in found if removal.last_used < latest]
+    old = (found for found in _still_there(_folder, folders) if found.last_used < latest)
+    return [found.model_copy(update={"reason": reason}) for found in old]
 
 
 def _still_there(candidate: Callable[[Path], Removal], paths: Iterable[Path]) -> Iterator[Removal]:
@@ -124,6 +124,10 @@ def _still_there(candidate: Callable[[Path], Removal], paths: Iterable[Path]) ->
     for path in paths:
         with suppress(FileNotFoundError):
             yield candidate(path)
+
+
+def _folder(path: Path) -> Removal:
+    return Removal.candidate(path, size_of(path), path.stat().st_mtime)
 
 
 def size_of(folder: Path) -> int:
@@ -188,9 +192,8 @@ def find_old_checkouts(workspace: Path, policy: Policy) -> list[Removal]:
     found = []
     for repository in sorted((workspace.absolute() / "checkouts").glob("*")):
         checkouts = (path for path in repository.glob("*") if _CHECKOUT.fullmatch(path.name))
-        candidates = _still_there(lambda path: Removal.candidate(path, size_of(path), path.stat().st_mtime), checkouts)
-        found += choose([*candidates], policy, used, now=time.time())
-        changed = [tree for tree in old_changed_trees(repository) if _checkout(tree) not in used]
+        found += choose([*_still_there(_folder, checkouts)], policy, used, now=time.time())
+        changed = [tree for tree in old_changed_trees(repository) if _named(tree, _CHECKOUT) not in used]
         found += old_leftovers(changed, "modified copy, replaced by a fresh one")
         found += old_leftovers(unfinished(repository), "left by an interrupted checkout")
     return found
@@ -205,7 +208,7 @@ def remove_checkouts(workspace: Path, removals: Sequence[Removal]) -> list[Remov
     removed = []
     for removal in removals:
         folder = removal.path
-        checkout = _checkout(folder)
+        checkout = _named(folder, _CHECKOUT)
         with brief_lease(folder.with_name(f"{checkout}.lease")):
             if not removal.is_unused or checkout in text_of_live_jobs(workspace):
                 continue
@@ -217,10 +220,10 @@ def remove_checkouts(workspace: Path, removals: Sequence[Removal]) -> list[Remov
     return removed
 
 
-def _checkout(folder: Path) -> str:
-    """The name of the checkout that a folder is, was, or was to become."""
-    found = _CHECKOUT.search(folder.name)
-    return found[0] if found else folder.name
+def _named(path: Path, pattern: re.Pattern[str]) -> str:
+    """The name of the checkout, or digest of the image, that a path is, was, or was to become."""
+    found = pattern.search(path.name)
+    return found[0] if found else path.name
 
 
 _LAYER = re.compile(r"[0-9a-f]{16}")
@@ -233,13 +236,9 @@ def find_old_environments(environments: Path, policy: Policy) -> list[Removal]:
     minutes, needs it. So nothing that was used within a day goes, whoever used it.
     """
     layers = [path for path in environments.absolute().glob("*") if _LAYER.fullmatch(path.name)]
-    old = choose([*_still_there(_environment, layers)], policy, "", now=time.time())
+    old = choose([*_still_there(_folder, layers)], policy, "", now=time.time())
     kept = {*layers} - {removal.path for removal in old}
-    bases = _still_there(_environment, unneeded_bases(environments, kept))
-    reason = "no launcher environment is built on it"
-    latest = time.time() - NEVER_YOUNGER_THAN_SECONDS
-    unneeded = (base for base in bases if base.last_used.timestamp() < latest)
-    return [*old, *(base.model_copy(update={"reason": reason}) for base in unneeded)]
+    return [*old, *old_leftovers(unneeded_bases(environments, kept), "no launcher environment is built on it")]
 
 
 def remove_environments(removals: Sequence[Removal]) -> list[Removal]:
@@ -263,10 +262,6 @@ def remove_environments(removals: Sequence[Removal]) -> list[Removal]:
         shutil.rmtree(aside, ignore_errors=True)
         removed.append(removal)
     return removed
-
-
-def _environment(path: Path) -> Removal:
-    return Removal.candidate(path, size_of(path.resolve()), path.stat().st_mtime)
 
 
 class Usage(Model):
@@ -328,7 +323,7 @@ def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) ->
     removed = []
     for removal in removals:
         path = removal.path
-        with brief_lease(images.absolute() / f".{_digest(path)}.lease"):
+        with brief_lease(images.absolute() / f".{_named(path, _DIGEST)}.lease"):
             if not removal.is_unused or path.name in _text_of_live_jobs(images, workspace):
                 continue
             if path.is_dir():
@@ -371,12 +366,6 @@ def remove_old(site: Site, old: Old) -> Old:
 def _text_of_live_jobs(images: Path, workspace: Path) -> str:
     users = {workspace.absolute(), *workspace_refs(images.absolute())}
     return "\n".join(text_of_live_jobs(user) for user in sorted(users))
-
-
-def _digest(path: Path) -> str:
-    """The digest of an image, or of the one that an import was to make in a folder."""
-    found = _DIGEST.search(path.name)
-    return found[0] if found else path.name
 
 
 def _last_used(path: Path) -> float:
