@@ -22,7 +22,7 @@ from nightbridge.gate.decisions import (
 from nightbridge.gate.evidence import Contract
 from nightbridge.gate.judging import Rejudged, judge_again
 from nightbridge.gate.suspects import CommitsBetween
-from nightbridge.gate.trend import Change, Trend, trends
+from nightbridge.gate.trend import Trend, trends
 from nightbridge.harvest.manifest import last_attempt, load_record
 from nightbridge.history.history_store import compact, folder_of
 from nightbridge.history.nightly_values import up_to
@@ -254,11 +254,6 @@ def _last_acknowledged(decision: Decision, found: Sequence[Trend]) -> str:
     return last
 
 
-def _ongoing(found: Sequence[Trend], metrics: Sequence[MetricName]) -> list[Change]:
-    """The changes that began the last row's level, one for each metric that is worse."""
-    return [trend.ongoing for trend in found if (not metrics or trend.metric in metrics) and trend.ongoing]
-
-
 def _streak(rows: Sequence[HistoryRow], decisions: Sequence[Decision]) -> str:
     """The first of the nights at the end that are all bad, or all too good; the last one where it is neither.
 
@@ -283,7 +278,7 @@ def _since(
     streak = _streak(rows, decisions)
     if rows[-1].verdict is VerdictStatus.SUSPICIOUS:
         return streak
-    begun = _ongoing(found, metrics)
+    begun = (trend.ongoing for trend in found if trend.ongoing and (not metrics or trend.metric in metrics))
     latest = max(begun, key=lambda change: change.night, default=None)
     if latest is None:
         return streak
