@@ -358,20 +358,16 @@ def _override_problems(run: RuleContext, schema: ConfigSchema | None) -> Iterato
                 yield f"extra_cmd_args: {key!r}: {problem}"
 
 
-def _certain_problems(run: RuleContext) -> Iterator[str]:
-    """What the classes of the release that the pin names refuse, or the pinned code's own as far as they are there."""
+@rule("override-known", _CLASSES, ("extra_cmd_args", "git_repos"))
+def _known(run: RuleContext) -> Iterator[str]:
+    """Hydra ends the job at a name that the configuration does not have, and training at a value of a wrong type."""
+    # By the classes of the release that the pin names, or by the pinned code's own as far as they are there.
     if not run.test.extra_cmd_args:
         return
     if version_of_ref(run.test.megatron_bridge.commit) is not None:
         yield from _override_problems(run, run.config_schema)
     elif run.checkout is not None:
         yield from _override_problems(run, pinned_schema(run.checkout.megatron_bridge.path))
-
-
-@rule("override-known", _CLASSES, ("extra_cmd_args", "git_repos"))
-def _known(run: RuleContext) -> Iterator[str]:
-    """Hydra ends the job at a name that the configuration does not have, and training at a value of a wrong type."""
-    return _certain_problems(run)
 
 
 @rule("override-known-later", _CLASSES, ("extra_cmd_args", "git_repos"), "warning")
@@ -381,7 +377,7 @@ def _known_later(run: RuleContext) -> Iterator[str]:
     Megatron-LM's are, too, while the submodule is the image's own (`init_submodules = false`).
     """
     if run.test.extra_cmd_args:
-        certain = set(_certain_problems(run))
+        certain = set(_known.check(run))
         yield from (said for said in _override_problems(run, run.config_schema) if said not in certain)
 
 

@@ -177,10 +177,10 @@ class Grid:
     def _place(self, rule: Rule[RuleContext]) -> None:
         """Check the rule at the last axis that it depends on."""
         axes = [index for index, axis in enumerate(self._axes) if _reads(rule, axis, self._axes)]
+        if (rule.alone or not axes) and any(rule.check(self._base)):
+            self._refused_at_once.append(rule)
         if rule.alone:
             # Such a rule looks at one value at a time, so every axis has a question of its own.
-            if any(rule.check(self._base)):
-                self._refused_at_once.append(rule)
             nothing = self._test.model_copy(
                 update={"cmd_args": {}, "extra_env_vars": {}, "extra_cmd_args": {}, "extra_container_mounts": ()}
             )
@@ -188,8 +188,6 @@ class Grid:
                 self._add_question(rule, [axis], nothing)
         elif axes:
             self._add_question(rule, axes, self._test)
-        elif any(rule.check(self._base)):
-            self._refused_at_once.append(rule)
 
     def _add_question(self, rule: Rule[RuleContext], axes: Sequence[int], test: TestDefinition) -> None:
         *before, last = axes
