@@ -106,10 +106,8 @@ class ClassReader:
         if name not in self._modules:
             self._modules[name] = None  # an import circle ends here
             path = self._path(name)
-            try:
+            with suppress(OSError, SyntaxError, ValueError):
                 self._modules[name] = Module(name, path) if path else None
-            except (OSError, SyntaxError, ValueError):
-                self._modules[name] = None
         return self._modules[name]
 
     def _path(self, name: str) -> Path | None:

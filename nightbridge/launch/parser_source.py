@@ -311,11 +311,10 @@ class _ParserReader:
         if isinstance(node, ast.Name) and (found := self.classes.find(module, node.id)):
             node = found[1] if isinstance(found[1], ast.expr) else node
         if isinstance(node, ast.List | ast.Tuple | ast.Set):
-            words = (
+            words = [
                 item.value if isinstance(item, ast.Constant) else self._constant(module, item) for item in node.elts
-            )
-            found_words = tuple(words)
-            return None if None in found_words else tuple(map(str, found_words))
+            ]
+            return None if None in words else tuple(map(str, words))
         if isinstance(node, ast.ListComp) and isinstance(node.generators[0].iter, ast.Name):
             return self._members(module, node.generators[0].iter.id)
         return None

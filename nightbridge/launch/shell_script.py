@@ -35,11 +35,10 @@ _SUMS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a script starts: a program of its repository with its words, torchrun's own words, and what it exports."""
+    """What a script starts: a program of its repository with its words, and what it exports."""
 
     program: str
     arguments: tuple[str, ...]
-    torchrun: tuple[str, ...]
     variables: Mapping[str, str]
 
 
@@ -165,13 +164,13 @@ def _launch(words: list[str], script: _Script) -> Launch:
     position = next(i for i, word in enumerate(words) if _TORCHRUN.search(word))
     rest = words[position + 1 :]
     end = next((i for i, word in enumerate(rest) if word in _OPERATORS), len(rest))
-    rest, torchrun = rest[:end], []
+    rest = rest[:end]
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--module"):
-        torchrun.append(rest.pop(0))
-        if "=" not in torchrun[-1] and torchrun[-1] not in _SWITCHES and rest:
-            torchrun.append(rest.pop(0))
-    is_module = bool(rest) and rest.pop(0) if rest[:1] in (["-m"], ["--module"]) else ""
+        word = rest.pop(0)
+        if "=" not in word and word not in _SWITCHES and rest:
+            rest.pop(0)
+    is_module = rest.pop(0) if rest[:1] in (["-m"], ["--module"]) else ""
     if not rest:
         raise InvalidInput("torchrun gets no program", subject=str(script.path), advice="Name a complete script")
     program = f"{rest[0].replace('.', '/')}.py" if is_module else rest[0]
-    return Launch(program, tuple(rest[1:]), tuple(torchrun), script.exported)
+    return Launch(program, tuple(rest[1:]), script.exported)
