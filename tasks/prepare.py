@@ -21,7 +21,7 @@ from nightbridge.images.on_node import NodeImporter
 from nightbridge.launch.plan import check_workspace, make_plan
 from nightbridge.models import Checkout, ClusterLimits, Image, Job, LaunchPlan, RunSpec, Scenario, Site, Violation
 from nightbridge.repos.clone import current_commits, make_checkout
-from nightbridge.rules import check, check_dumped, errors_of
+from nightbridge.rules import check_dumped, check_test, errors_of
 from nightbridge.slurm.attempt_files import last_attempt, may_have_job
 from nightbridge.slurm.attempts import without_failed_nodes
 from nightbridge.slurm.factory import cluster_of
@@ -71,7 +71,7 @@ def prepare(run: RunSpec, site: Site) -> ClusterLimits:
         check_workspace(site.workspace)
     _check_place(site)
     limits = cluster_of(site).limits()
-    _refuse_errors(run, check(run, limits), _last_attempt_dir(run, site))
+    _refuse_errors(run, check_test(run.test, limits), _last_attempt_dir(run, site))
     return limits
 
 
@@ -164,7 +164,7 @@ def validate(
     Raises:
         InvalidInput: The run breaks a rule, and the attempt has no job yet.
     """
-    violations = (*check(run, limits, checkout), *_against_last_good(run, site))
+    violations = (*check_test(run.test, limits, checkout), *_against_last_good(run, site))
     show_table(
         f"the violations of {run.test.id}",
         [violation.model_dump(mode="json") for violation in violations],

@@ -235,7 +235,7 @@ def _impossible_speeds(record: RunRecord) -> Iterator[str]:
 def missing_steps(record: RunRecord, baseline: Sequence[HistoryRow]) -> tuple[str, ...]:
     """Why the run is short. The number of steps is the requested one, else that of earlier runs."""
     done = record.summary.steps_done
-    requested = (record.summary.steps_expected, record.plan.max_steps, record.spec.max_steps)
+    requested = (record.summary.steps_expected, record.plan.max_steps, record.spec.test.max_steps)
     expected = max((steps for steps in requested if steps is not None), default=None)
     if expected is None:
         expected = max((row.summary.steps_done for row in baseline), default=1)

@@ -156,7 +156,7 @@ def hetero_plan(
         nodes=nodes,
         tasks_per_node=per_node,
         time_limit_seconds=time_limit_seconds(test),
-        max_steps=spec.max_steps,
+        max_steps=spec.test.max_steps,
         output_dir=output,
         checkpoint_dir=Path(_save_dir(spec, output)) if test.cmd_args.get("save_dir") else None,
         warnings=() if program.knows(_TENSORBOARD) else (_NO_CURVES,),
@@ -326,7 +326,7 @@ def _outputs(spec: RunSpec, output: Path) -> dict[str, Any]:
     written = spec.test.cmd_args
     fields: dict[str, Any] = {}
     if spec.test.harvest.checkpoint != "none" or written.get("save_interval"):
-        fields["save_interval"] = written.get("save_interval") or spec.max_steps
+        fields["save_interval"] = written.get("save_interval") or spec.test.max_steps
         fields["save_dir"] = _save_dir(spec, output)
     if written.get("train_samples"):
         # The program takes one of the two; samples take precedence.

@@ -158,7 +158,7 @@ def make_plan(
         nodes=nodes_for(num_gpus(test), per_node),
         tasks_per_node=per_node,
         time_limit_seconds=time_limit_seconds(test),
-        max_steps=spec.max_steps,
+        max_steps=spec.test.max_steps,
         output_dir=folder,
         checkpoint_dir=Path(values["save_dir"]) if test.cmd_args.get("save_dir") else None,
         warnings=tuple(_warnings(test, site.cluster, image, per_node)),
@@ -283,7 +283,7 @@ def _output_arguments(spec: RunSpec, folder: Path | None, attempt_name: str) -> 
     if not given.get("save_config_filepath"):
         fields["save_config_filepath"] = f"{folder or JOB_FOLDER}/configs/ConfigContainer.yaml"
     if spec.test.harvest.checkpoint != "none" and not given.get("save_interval"):
-        fields["save_interval"] = spec.max_steps or RECIPE_STEPS
+        fields["save_interval"] = spec.test.max_steps or RECIPE_STEPS
     saves = "save_interval" in fields or bool(given.get("save_interval"))
     if saves and folder is not None and "save_dir" not in fields:
         fields["save_dir"] = f"{folder}/checkpoints"

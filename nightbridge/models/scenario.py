@@ -432,8 +432,3 @@ class RunSpec(Model):
     def test_slug(self) -> str:
         """The test's part of the run key: everything before `-<night>-<hash>`."""
         return slug_in(self.run_key, self.night)
-
-    @property
-    def max_steps(self) -> int | None:
-        """Iterations that the run must reach (`TestDefinition.max_steps`)."""
-        return self.test.max_steps

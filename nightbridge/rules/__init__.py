@@ -5,7 +5,6 @@ the values and the way out. Keys and types are checked before, in `config`. Rule
 """
 
 from nightbridge.rules.profiles import (
-    check,
     check_container,
     check_dumped,
     check_read,
@@ -17,7 +16,6 @@ from nightbridge.rules.profiles import (
 )
 
 __all__ = [
-    "check",
     "check_container",
     "check_dumped",
     "check_read",

@@ -19,7 +19,6 @@ from nightbridge.models import (
     Compat,
     InvalidTest,
     Model,
-    RunSpec,
     Scenario,
     Severity,
     TestDefinition,
@@ -135,19 +134,6 @@ def _tonight(test: TestDefinition, dumped: ConfigContainer) -> Iterator[str]:
             yield f"{path.replace('model.', 'model.transformer.', 1) if is_moved else path}={json.dumps(given)}"
 
 
-def check(
-    spec: RunSpec, limits: ClusterLimits | None = None, checkout: Checkout | None = None
-) -> tuple[Violation, ...]:
-    """Return every rule that the run breaks, errors and warnings, in the order of its profile.
-
-    Rules that need the cluster's limits or the pinned code are left out where these are not given.
-
-    Raises:
-        InvalidInput: The checkout holds no launcher that can be read.
-    """
-    return _check_one(spec.test, limits, checkout)
-
-
 def errors_of(violations: Iterable[Violation]) -> tuple[Violation, ...]:
     """The violations that keep a run from starting."""
     return tuple(violation for violation in violations if violation.severity == "error")
@@ -160,10 +146,14 @@ MAX_COUNTED = 2_000
 def check_test(
     test: TestDefinition, limits: ClusterLimits | None = None, checkout: Checkout | None = None
 ) -> tuple[Violation, ...]:
-    """Return every rule that a test breaks, whatever the night.
+    """Return every rule that a test breaks, whatever the night: errors and warnings, in the order of its profile.
 
-    Of a swept test the points that break a rule are warnings, one for each rule, as long as a valid point is left; then
-    the other rules are checked at the first valid point.
+    Rules that need the cluster's limits or the pinned code are left out where these are not given. Of a swept test the
+    points that break a rule are warnings, one for each rule, as long as a valid point is left; then the other rules are
+    checked at the first valid point.
+
+    Raises:
+        InvalidInput: The checkout holds no launcher that can be read.
     """
     if not test.axes and not test.drawn:
         return _check_one(test, limits, checkout)

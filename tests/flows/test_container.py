@@ -29,7 +29,7 @@ from nightbridge.models import (
 )
 from nightbridge.outputs.experiment import RunOutput, read_run
 from nightbridge.repos.clone import make_checkout
-from nightbridge.rules import check, errors_of
+from nightbridge.rules import check_test, errors_of
 from nightbridge.slurm.attempt_files import current_attempt
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.protocol import Cluster
@@ -209,7 +209,7 @@ def pull_and_run(name: str, site: Site) -> Ran:
     checkout = make_checkout(spec, site)
     cluster = open_cluster(site.cluster, site.workspace)
     limits = cluster.limits()
-    assert not errors_of(check(spec, limits, checkout))
+    assert not errors_of(check_test(spec.test, limits, checkout))
     attempt = current_attempt(site.workspace, spec.run_key, site.cluster)
     plan = make_plan(spec, checkout, image, limits, site, attempt.attempt, attempt.attempt_dir)
     job = submit_attempt(plan, attempt, cluster, {})

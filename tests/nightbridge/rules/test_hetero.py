@@ -11,10 +11,9 @@ from nightbridge.models import (
     ClusterLimits,
     GitRepo,
     PinnedRepository,
-    RunSpec,
     TestDefinition,
 )
-from nightbridge.rules import check, check_test, errors_of
+from nightbridge.rules import check_test, errors_of
 
 TOPOLOGIES = sorted(Path("conf/examples/hetero").glob("*.toml"))
 ENCODER = {"dp": 8}
@@ -159,9 +158,7 @@ def test_both_grids_count_against_the_nodes_of_the_partition() -> None:
 
 
 def test_iterations_of_a_schedule_in_samples_are_rounded_up() -> None:
-    spec = RunSpec(scenario="s", night="n", test=make_test({**SAMPLES, "train_samples": 193}))
-
-    assert spec.max_steps == 2
+    assert make_test({**SAMPLES, "train_samples": 193}).max_steps == 2
 
 
 def test_an_axis_that_the_pinned_program_lacks_is_refused(tmp_path: Path) -> None:
@@ -171,8 +168,10 @@ def test_an_axis_that_the_pinned_program_lacks_is_refused(tmp_path: Path) -> Non
     lines = "".join(f"parser.add_argument('--{flag}', type=int)\n" for flag in flags)
     (tmp_path / "examples/mimo/training/args.py").write_text(lines)
     code = PinnedRepository(url="https://x/Megatron-LM", ref="main", commit="0" * 40, path=tmp_path)
-    spec = RunSpec(scenario="s", night="n", test=make_test(language_model={"pp": 2, "dp": 16}))
+    test = make_test(language_model={"pp": 2, "dp": 16})
 
-    found = {violation.rule: violation.message for violation in check(spec, checkout=Checkout(megatron_bridge=code))}
+    found = {
+        violation.rule: violation.message for violation in check_test(test, checkout=Checkout(megatron_bridge=code))
+    }
 
     assert "no flag --llm-pp, so pp = 2 is not possible" in found["grid-flag-exists"]

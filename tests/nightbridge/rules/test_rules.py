@@ -24,7 +24,7 @@ from nightbridge.models import (
     Site,
     TestDefinition,
 )
-from nightbridge.rules import check, check_scenario, check_test, errors_of
+from nightbridge.rules import check_scenario, check_test, errors_of
 from nightbridge.rules.profiles import RULES
 from nightbridge.rules.rule import RuleContext
 from nightbridge.slurm.factory import open_cluster
@@ -509,9 +509,9 @@ def test_the_pinned_parser_decides_over_the_table(tmp_path: Path) -> None:
     pinned = PinnedRepository(url="u", ref="main", commit="0" * 40, path=tmp_path)
     environment = LauncherEnvironment(python=tmp_path, digest="")
     checkout = Checkout(megatron_bridge=pinned, nemo_run=pinned, environment=environment)
-    run = RunSpec(scenario="s", night="n", test=make_test({"max_steps": None}, version="main"))
+    test = make_test({"max_steps": None}, version="main")
 
-    found = {violation.rule: violation.message for violation in check(run, checkout=checkout)}
+    found = {violation.rule: violation.message for violation in check_test(test, checkout=checkout)}
 
     assert "'h100' is not one of h200" in found["choice"]
     assert "flag -" in found["flag-exists"]
@@ -544,7 +544,7 @@ def test_the_beginning_of_a_flag_is_that_flag_unless_the_parser_has_it(pinned: C
     (pinned.megatron_bridge.path / PARSER).write_text("".join(f'p.add_argument("{name}")\n' for name in names))
     test = make_test({"max_steps": None}, extra_cmd_args={option: "4"}, version="main")
 
-    found = {each.rule: each.message for each in check(RunSpec(scenario="s", night="n", test=test), checkout=pinned)}
+    found = {each.rule: each.message for each in check_test(test, checkout=pinned)}
 
     assert (found.get("flag-decided") or "").endswith(f"as {key}") or (key is None and "flag-decided" not in found)
 
