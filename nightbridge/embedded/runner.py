@@ -73,12 +73,16 @@ def _wait_for_registration() -> Path | None:
 def _wait_for_turn(job: jobs.LocalJob) -> jobs.JobEnd | None:
     """Wait for the job's dependencies and a slot, and take it; return the end of a job that gets none."""
     ended = jobs.ended_ids(job.root)
-    caught = None
+    caught, place, look_at = None, 0, 0.0
     while (end := _interruption(job, caught)) is None:
-        with contextlib.suppress(*_UNWRITTEN), jobs.schedule_lock(job.root):
-            if _is_its_turn(job, ended):
-                write_atomically(job.folder / "started.json", json.dumps({"at": time.time()}).encode() + b"\n")
-                return None
+        if time.monotonic() >= look_at:
+            with contextlib.suppress(*_UNWRITTEN), jobs.schedule_lock(job.root):
+                place = _place_in_queue(job, ended)
+                if place == 0 and jobs.dependency_state(job) == "ready":
+                    write_atomically(job.folder / "started.json", json.dumps({"at": time.time()}).encode() + b"\n")
+                    return None
+            # Each look reads the records of every job: the farther back this one is, the rarer it looks.
+            look_at = time.monotonic() + POLL_INTERVAL * (place - 1)
         caught = signal.sigtimedwait(_STOP_SIGNALS, POLL_INTERVAL)
     return end
 
@@ -122,15 +126,18 @@ def _give_sign_of_life(job: jobs.LocalJob) -> None:
             os.utime(path)
 
 
-def _is_its_turn(job: jobs.LocalJob, ended: set[int]) -> bool:
-    """Whether a slot is free after every older job that could start has got one. `ended` is kept between calls."""
+def _place_in_queue(job: jobs.LocalJob, ended: set[int]) -> int:
+    """How many jobs have to end before a slot is free after every older job that could start has got one.
+
+    `ended` is kept between calls.
+    """
     ahead = 0
     for other in jobs.all_jobs(job.root, known=ended):
         if other.end is not None:
             ended.add(other.job_id)
         elif other.started_at is not None or (other.job_id < job.job_id and jobs.dependency_state(other) == "ready"):
             ahead += 1
-    return ahead < jobs.read_config(job.root).slots and jobs.dependency_state(job) == "ready"
+    return max(0, ahead + 1 - jobs.read_config(job.root).slots)
 
 
 class _JobRun:

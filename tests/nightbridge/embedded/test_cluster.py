@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nightbridge.embedded.jobs import job_dir, read_record
 from nightbridge.errors import InvalidInput, LaunchRefused, PermanentError
 from nightbridge.models import ClusterSettings, JobState
 from nightbridge.slurm.factory import open_cluster
@@ -267,6 +268,22 @@ def test_jobs_start_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             wait_for_end(narrow, job_id)
 
     assert (tmp_path / "order").read_text().split() == [str(job_id) for job_id in ids]
+
+
+def test_the_farther_back_a_job_waits_the_less_its_runner_works(tmp_path: Path) -> None:
+    script = write_script(tmp_path / "job.sh", "sleep 600")
+    with local_cluster(tmp_path, slots=1) as cluster:
+        ids = [cluster.submit("night-a1", script, ["--output=/dev/null"]) for _ in range(12)]
+        runners = [read_record(job_dir(cluster.root, ids[place]) / "runner.json") or {} for place in (1, -1)]
+
+        def seconds() -> list[float]:
+            return [int(Path(f"/proc/{runner['pid']}/schedstat").read_text().split()[0]) / 1e9 for runner in runners]
+
+        before = seconds()
+        wait_until(lambda: seconds()[0] - before[0] > 0.1, "some looks at the queue")
+
+        used = [now - then for now, then in zip(seconds(), before, strict=True)]
+        assert used[1] < used[0] / 2
 
 
 def test_a_dependency_is_waited_for_and_holds_up_no_other_job(cluster: LocalCluster, tmp_path: Path) -> None:
