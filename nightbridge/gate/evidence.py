@@ -111,7 +111,7 @@ def gather_evidence(
         contract: The site's limits, by a pattern of test ids and by metric.
         canary_series: Shared by the runs of a night; see `canary_rows`.
         history: Rows of the run's series; the losses of its last good runs are read, and the canary's nights since.
-        judged: The verdict of its own night, where it is judged again: what golden values and reference said then.
+        judged: The verdict of its own night, where a run that is held to golden values or a reference is judged again.
 
     Raises:
         InvalidInput: The test's golden file is missing or is none.
@@ -128,7 +128,7 @@ def gather_evidence(
         if test.gate.canary != test.id
         else (),
         decisions=decisions,
-        golden=_said_before(record, judged)
+        golden=_said_before(judged)
         if judged
         else joined(golden_result(store, record), reference_result(store, record)),
         parity=nightly_parity(store, own, history, good),
@@ -213,11 +213,8 @@ def golden_result(store: ObjectStore, record: RunRecord) -> ReferenceResult | No
     )
 
 
-def _said_before(record: RunRecord, verdict: Verdict) -> ReferenceResult | None:
+def _said_before(verdict: Verdict) -> ReferenceResult:
     """What golden values and reference said of a run when it was judged: their files and runs may be others since."""
-    gate = record.spec.test.gate
-    if gate.golden is None and gate.reference is None:
-        return None
     reasons = tuple(reason for reason in verdict.reasons if reason.startswith((GOLDEN_SAYS, REFERENCE_SAYS)))
     of_speed = tuple(f"{GOLDEN_SAYS}{rule}: " for rule in SPEED_RULES)
     return ReferenceResult(

@@ -55,7 +55,7 @@ def judge(
         contract: What the site owes each test.
         canary_series: Shared by the runs of a night; see `canary_rows`.
         proof: The log-likelihood ratio that proves a regression; see `proof_needed`.
-        judged: The verdict of its own night, where it is judged again; see `gather_evidence`.
+        judged: See `gather_evidence`.
 
     Raises:
         InvalidInput: The test's golden file is missing or is none.
@@ -119,7 +119,8 @@ def judge_again(
         record = load_record(store, row.prefix) if row.prefix else None
         if record is not None:
             nights.append(row.night)
-            before = _stored_verdict(store, record)
+            gate = record.spec.test.gate
+            before = _stored_verdict(store, record) if gate.golden or gate.reference else None
             verdict = judge_and_record(store, record, contract, commits_between, judged=before)
             alarms = bool(EXIT_CODES[verdict.status])
             changed += [row.night] if verdict.status is not row.verdict else []

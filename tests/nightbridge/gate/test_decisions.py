@@ -621,6 +621,17 @@ def test_a_night_whose_run_was_pruned_is_no_baseline_after_the_withdrawal(
     assert nights.stored()[5] is None
 
 
+def test_a_verdict_that_cannot_be_read_keeps_no_decision_from_being_withdrawn(
+    store: DirectoryStore, nights: Nights
+) -> None:
+    nights.run(*[1.0] * 4, 1.08)
+    accept(store, nights.keys[-1], "baseline", who="ann", why="new image")
+    key = f"runs/{nights.keys[-1].split('-2026')[0]}/{night(4)}/{nights.keys[-1]}/verdict.json"
+    store.put(key, b'{"run_key": ')
+
+    assert undo(store, nights.keys[4]) == "1 night judged again, each as before"
+
+
 @pytest.mark.parametrize(
     ("held_to", "status"), [("golden", VerdictStatus.REGRESSED), ("reference", VerdictStatus.PASSED)]
 )
