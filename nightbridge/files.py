@@ -289,15 +289,11 @@ def copy_regular(
 
 def _pieces(source: Path, below: Path | None, length: int | None) -> Iterator[bytes]:
     """A file in chunks; the last one is empty."""
-    try:
-        with open_regular(source, below=below) as reader:
-            left = os.fstat(reader.fileno()).st_size if length is None else length
-            while left and (piece := reader.read(min(left, CHUNK))):
-                yield piece
-                left -= len(piece)
-    except OSError as error:
-        unless_away(error, source)
-        raise DamagedData(f"cannot be read: {error.strerror}", subject=str(source)) from error
+    with reading(source), open_regular(source, below=below) as reader:
+        left = os.fstat(reader.fileno()).st_size if length is None else length
+        while left and (piece := reader.read(min(left, CHUNK))):
+            yield piece
+            left -= len(piece)
     yield b""
 
 
@@ -412,11 +408,9 @@ def check_writable(folder: Path, *, what: str, advice: str) -> None:
         TransientError: They cannot now.
     """
     probe = folder / f".check-{uuid.uuid4().hex}"
-    try:
+    with write_errors(folder, what=what, advice=advice):
         write_atomically(probe, b"")
         probe.unlink()
-    except OSError as error:
-        raise write_error(error, what=what, subject=str(folder), advice=advice) from error
 
 
 OTHERS = 0o007
@@ -443,11 +437,18 @@ def open_workspace(workspace: Path) -> None:
         TransientError: They cannot now.
     """
     what, advice = "the workspace", "Choose another folder with --workspace, or get write access to this one"
-    try:
+    with write_errors(workspace, what=what, advice=advice):
         make_workspace(workspace)
-    except OSError as error:
-        raise write_error(error, what=what, subject=str(workspace), advice=advice) from error
     check_writable(workspace, what=what, advice=advice)
+
+
+@contextlib.contextmanager
+def write_errors(path: Path, *, what: str, advice: str) -> Iterator[None]:
+    """Turn an `OSError` of the block into `write_error`."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(error, what=what, subject=str(path), advice=advice) from error
 
 
 def write_error(error: OSError, *, what: str, subject: str, advice: str) -> PermanentError | TransientError:

@@ -9,6 +9,7 @@ import base64
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import itertools
 import os
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
-from nightbridge.files import new_file, read_regular, write_atomically, write_error, write_model
+from nightbridge.files import new_file, read_regular, write_atomically, write_errors, write_model
 from nightbridge.harvest.manifest import MANIFEST, Manifest, object_problem, read_manifest
 from nightbridge.harvest.selection import stored_save_dirs, untracked_save_dirs
 from nightbridge.models import StoredFile
@@ -61,6 +62,10 @@ Product = Literal["checkpoint", "tensorboard", "logs"]
 
 FOLDERS: dict[Product, str] = {"checkpoint": "checkpoints/", "tensorboard": "tensorboard/", "logs": "logs/"}
 """Where below a run's prefix its products are."""
+
+_write_errors = functools.partial(
+    write_errors, what="the restored file", advice="Free space there, or choose another folder"
+)
 
 Write = Callable[[int, memoryview], None]
 """Takes bytes of a file and where in it they begin."""
@@ -445,15 +450,6 @@ def _digest_on_disk(descriptor: int, part: _Part) -> bytes:
         digest.update(piece)
         at += len(piece)
     return digest.digest() if at == part.end else b""
-
-
-@contextlib.contextmanager
-def _write_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        advice = "Free space there, or choose another folder"
-        raise write_error(error, what="the restored file", subject=str(path), advice=advice) from error
 
 
 def _discard(start: int, chunk: memoryview) -> None:

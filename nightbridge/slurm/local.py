@@ -1,20 +1,24 @@
 """The embedded cluster as a `Cluster`: a stand-in for Slurm on one machine."""
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from nightbridge.embedded import jobs
 from nightbridge.embedded.registration import submit, user_name, write_shims
 from nightbridge.errors import LaunchRefused, PermanentError
-from nightbridge.files import write_error
+from nightbridge.files import write_errors
 from nightbridge.models import ClusterLimits, ClusterSettings, JobState, JobStatus
 from nightbridge.slurm.protocol import Lookup
 
 PRETENDED_GPUS_PER_NODE = 2
 """Two ranks a node are enough to tell the first from the last, and as many as a laptop runs at once."""
+
+_write_errors = partial(
+    write_errors, what="the embedded cluster's folder", advice="Choose a workspace that can be written"
+)
 
 
 class LocalCluster:
@@ -107,13 +111,3 @@ def _status(job: jobs.LocalJob) -> JobStatus:
 
 def _utc(seconds: float | None) -> datetime | None:
     return datetime.fromtimestamp(seconds, UTC) if seconds is not None else None
-
-
-@contextmanager
-def _write_errors(root: Path) -> Iterator[None]:
-    """Turn errors of the file system into ours."""
-    try:
-        yield
-    except OSError as error:
-        advice = "Choose a workspace that can be written"
-        raise write_error(error, what="the embedded cluster's folder", subject=str(root), advice=advice) from error
