@@ -256,6 +256,14 @@ def walk(folder: Path, on_error: Callable[[OSError], None] = _stop) -> Iterator[
             return
 
 
+def bytes_of(path: Path) -> int:
+    """Bytes of a file that was listed; 0 where it has been deleted since: who reads it finds that out."""
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
+
+
 def copy_regular(
     source: Path,
     target: Path,

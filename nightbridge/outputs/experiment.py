@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from nightbridge.files import open_regular, unless_away, walk
+from nightbridge.files import bytes_of, open_regular, unless_away, walk
 from nightbridge.models import Checkpoint, Job, LaunchPlan, Model
 from nightbridge.outputs.checkpoints import LOADER_STATES, TRACKERS, find_checkpoints
 from nightbridge.outputs.curves import read_curves
@@ -143,7 +143,7 @@ def _unknown_products(unknown: Iterable[Path], folders: Sequence[Path]) -> Itera
     found: dict[Path, list[int]] = {}
     for path in unknown:
         root = max((folder for folder in folders if path.is_relative_to(folder)), key=lambda folder: len(folder.parts))
-        found.setdefault(root / path.relative_to(root).parts[0], []).append(_bytes_of(path))
+        found.setdefault(root / path.relative_to(root).parts[0], []).append(bytes_of(path))
     for entry, sizes in found.items():
         files = f"{len(sizes)} file{'s' * (len(sizes) != 1)}, {sum(sizes)} bytes"
         yield NotStored(_printable(entry), f"no rule stores it ({files})")
@@ -152,13 +152,6 @@ def _unknown_products(unknown: Iterable[Path], folders: Sequence[Path]) -> Itera
 def _printable(path: Path) -> str:
     text = os.fsencode(path).decode(errors="backslashreplace")
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-
-
-def _bytes_of(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0  # deleted since it was listed
 
 
 class _Tree:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from nightbridge.errors import DamagedData
-from nightbridge.files import report_opened
+from nightbridge.files import bytes_of, report_opened
 from nightbridge.outputs.reader_process import (
     ANSWER,
     CALLER,
@@ -48,7 +48,7 @@ def map_files(function: Callable[[Path], _Found], paths: Sequence[Path]) -> list
         DamagedData: In a process that is no child: a fork has died.
     """
     forks = min(FORKS, len(os.sched_getaffinity(0)), len(paths))
-    if forks < 2 or threading.active_count() > 1 or sum(map(_size, paths)) < FORK_FROM:
+    if forks < 2 or threading.active_count() > 1 or sum(map(bytes_of, paths)) < FORK_FROM:
         return [function(path) for path in paths]
     found: dict[Path, _Found] = {}
     shares = [_Share(function, paths[first::forks]) for first in range(forks)]
@@ -68,13 +68,6 @@ def map_files(function: Callable[[Path], _Found], paths: Sequence[Path]) -> list
                     share.opened = message[1]
                     _report(message[1], max(other.seconds for other in shares))
     return [found[path] for path in paths]
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0  # its reader says so
 
 
 class _Share:
