@@ -81,6 +81,18 @@ def test_a_wheel_holds_one_package_with_the_code_of_the_linked_folders(wheel: Pa
 
 
 @pytest.mark.thorough
+def test_a_wheel_that_is_made_of_the_sdist_is_the_same(wheel: Path, tmp_path: Path) -> None:
+    sdist = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", tmp_path]
+    subprocess.run(sdist, cwd=ROOT, check=True, capture_output=True)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--wheel-dir", tmp_path, *tmp_path.glob("*.tar.gz")], check=True, capture_output=True)
+
+    made, own = (zipfile.ZipFile(path).namelist() for path in (next(tmp_path.glob("*.whl")), wheel))
+
+    assert sorted(made) == sorted(own)
+
+
+@pytest.mark.thorough
 def test_an_installed_command_works_beside_a_user_s_own_flows_and_tasks(place: Path, installed: Path) -> None:
     command = [sys.executable, "-m", "nightbridge", "validate", "small.toml"]
     environment = os.environ | {"PYTHONPATH": str(installed)}
