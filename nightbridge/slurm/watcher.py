@@ -419,7 +419,8 @@ class Watcher:
         now = time.monotonic()
         status = watched.status
         if status is not None and status.state in TERMINAL and watched.ended_at is not None:
-            known = watched.exit_code is not None or status.exit_code is not None
+            # What never started has no exit code to wait for.
+            known = not status.started_at or watched.exit_code is not None or status.exit_code is not None
             anonymous = status.state is JobState.CANCELLED and not status.cancelled_by
             if (known and not anonymous) or now - watched.ended_at >= self._graces.detail:
                 return watched.job.model_copy(update={"status": status, "exit_file_code": watched.exit_code})

@@ -550,6 +550,20 @@ def test_the_wait_for_another_job_before_a_restart_is_not_counted_either(
     assert stub.cancelled == [1]
 
 
+def test_a_job_that_was_cancelled_before_it_started_is_over_at_once(stub: StubCluster, tmp_path: Path) -> None:
+    stub.say(1, JobState.CANCELLED, cancelled_by="1000")
+    watcher = Watcher(stub, Graces(detail=600))
+    with ThreadPoolExecutor() as pool:
+        following = pool.submit(watcher.follow, make_job(tmp_path))
+        try:
+            ended = following.result(timeout=10)
+        finally:
+            watcher.stop()
+
+    assert ended.status is not None
+    assert (ended.status.state, ended.status.exit_code) == (JobState.CANCELLED, None)
+
+
 def test_a_job_that_lost_the_claim_hands_over_to_the_one_that_runs(
     stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
 ) -> None:
