@@ -1,18 +1,26 @@
 """Two Prefect API servers behind one address: one of them may die, and the night does not notice."""
 
+import subprocess
+import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prefect.settings import PREFECT_LOGGING_TO_API_BATCH_SIZE
 
 from tests.conftest import need
 from tests.nights.conftest import EVERY_STAGE, PLAIN, Rig, in_any_stage, make_rig
 from tests.nights.night import Night
-from tests.real.balanced_servers import BalancedServers, balanced_missing_reason
+from tests.real.balanced_servers import BalancedServers, balanced_missing_reason, nginx_as_documented
 from tests.real.postgres import postgres_missing_reason, start_postgres
 from tests.real.prefect_proxy import proxy_to
 from tests.real.prefect_server import make_database
+from tests.real.slurm_daemons import free_ports
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.launcher
 
@@ -56,3 +64,34 @@ def test_one_of_them_is_killed_and_the_night_passes_and_so_does_the_next(
     night.passes()
     assert "Crashed" not in night.state_history
     begin(entries=PLAIN if EVERY_STAGE else PLAIN[:1]).passes()
+
+
+class _Counting(BaseHTTPRequestHandler):
+    """Answers with how long the body was."""
+
+    def do_POST(self) -> None:
+        length = str(len(self.rfile.read(int(self.headers["Content-Length"])))).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(length)))
+        self.end_headers()
+        self.wfile.write(length)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nothing on stderr."""
+
+
+def test_nginx_as_it_is_documented_passes_on_as_much_as_prefect_sends_at_once(tmp_path: Path) -> None:
+    need(balanced_missing_reason())
+    (port,) = free_ports(1)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Counting) as upstream:
+        threading.Thread(target=upstream.serve_forever, daemon=True).start()
+        nginx = subprocess.Popen(nginx_as_documented(tmp_path, port, [upstream.server_port]))
+        try:
+            wait_until(lambda: (tmp_path / "nginx.pid").exists())
+            size = PREFECT_LOGGING_TO_API_BATCH_SIZE.value()
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/logs/", data=b"x" * size, timeout=60) as answer:
+                assert answer.read() == str(size).encode()
+        finally:
+            nginx.terminate()
+            nginx.wait(20)
+            upstream.shutdown()

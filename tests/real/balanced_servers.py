@@ -4,12 +4,14 @@ nginx and Redis are Debian's, as docs/how-to/operations.md names them; no system
 """
 
 import getpass
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 from tests.real.prefect_server import BUSY_MACHINE, PREFECT, PrefectServer
@@ -31,24 +33,29 @@ http {{
   fastcgi_temp_path {folder}/fastcgi;
   uwsgi_temp_path {folder}/uwsgi;
   scgi_temp_path {folder}/scgi;
-  upstream prefect {{
-    server 127.0.0.1:{first} max_fails=1 fail_timeout=10s;
-    server 127.0.0.1:{second} max_fails=1 fail_timeout=10s;
-  }}
-  server {{
-    listen 127.0.0.1:{port};
-    client_max_body_size 0;
-    location / {{
-      proxy_pass http://prefect;
-      proxy_http_version 1.1;
-      proxy_set_header Host $host;
-      proxy_set_header Upgrade $http_upgrade;
-      proxy_set_header Connection "upgrade";
-      proxy_read_timeout 300s;
-    }}
-  }}
+  {documented}
 }}
 """
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "how-to" / "operations.md"
+
+
+def nginx_as_documented(folder: Path, port: int, upstreams: Sequence[int]) -> list[str]:
+    """A command that serves what the documentation has for nginx, on loopback and without TLS.
+
+    Args:
+        folder: Where its files go.
+        port: Where it listens.
+        upstreams: Ports of the servers that it passes requests on to.
+    """
+    server, upstream = re.findall(r"^```nginx\n(.*?)^```$", OPERATIONS.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    server = re.sub(r"^ *ssl_certificate.*\n", "", server, flags=re.MULTILINE)
+    server = server.replace("443 ssl", f"127.0.0.1:{port}").replace("http://127.0.0.1:4200", "http://prefect")
+    for line, member in zip_longest(re.findall(r"^ *server .*\n", upstream, re.MULTILINE), upstreams):
+        upstream = upstream.replace(line, re.sub(r"\S+:4200", f"127.0.0.1:{member}", line) if member else "")
+    configuration = folder / "nginx.conf"
+    configuration.write_text(NGINX.format(user=getpass.getuser(), folder=folder, documented=upstream + server))
+    return ["/usr/sbin/nginx", "-p", str(folder), "-c", str(configuration)]
 
 
 def balanced_missing_reason() -> str | None:
@@ -98,12 +105,7 @@ class BalancedServers(PrefectServer):
         assert self.database_url is not None
         database = {"PREFECT_API_DATABASE_CONNECTION_URL": self.database_url, "PREFECT_HOME": str(self.home)}
         self._start([str(PREFECT), "server", "services", "start"], {**BUSY_MACHINE, **self.shared, **database})
-        first, second = (member.port for member in self.members)
-        configuration = self.folder / "nginx.conf"
-        configuration.write_text(
-            NGINX.format(user=getpass.getuser(), folder=self.folder, port=self.port, first=first, second=second)
-        )
-        self._start(["/usr/sbin/nginx", "-p", str(self.folder), "-c", str(configuration)], {})
+        self._start(nginx_as_documented(self.folder, self.port, [member.port for member in self.members]), {})
         wait_until(self.answers)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
