@@ -2,7 +2,7 @@
 
 A process that is killed cannot end its children, and its git or its launcher would run for minutes. `GUARD` is a small
 helper process that reads the process groups to end from a pipe; at the pipe's end, which comes with the end of this
-process, it kills them. A process that is killed in the instant between a program's start and that note leaves it behind.
+process, it kills them. A process that is killed between a program's start and that note leaves it behind.
 
 Also here: the command line of a module of this package as a program of its own (`own_program`), and the end of this
 process in time (`end_after_signals`). Python ends only when all threads of its pools have ended, which may take hours
