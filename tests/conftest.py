@@ -77,7 +77,7 @@ _MARK_OF_FIXTURE = {
 }
 """Fixtures that start a part, and the mark of the tests that use one."""
 
-_MARK_OF_IMPORT = {"prefect_in_this_process": "prefect", "LocalCluster": "embedded", "make_environment": "launcher"}
+_MARK_OF_IMPORT = {"LocalCluster": "embedded", "make_environment": "launcher"}
 """The same for what a test module starts itself."""
 
 _PARTS = frozenset({*_MARK_OF_FIXTURE.values(), *_MARK_OF_IMPORT.values(), "random_kill"})

@@ -21,6 +21,7 @@ from examples.practice.repositories import (
     make_practice_repositories,
 )
 from tests.conftest import need
+from tests.flows.conftest import flows_here as flows_here
 from tests.flows.practice_night import WIDE, Entry, write_scenario, write_site
 from tests.nights.installation import SHIPPED_CRON, Installation, Worker, clone, wait_for
 from tests.nights.night import STAGES, Night, log_sizes, start_night

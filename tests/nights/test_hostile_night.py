@@ -4,7 +4,6 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,9 +27,8 @@ from tests.flows.practice_night import Entry, write_scenario, write_site
 from tests.flows.test_secrets import spellings
 from tests.nights import timed_readers
 from tests.nights.hostile_job import FOREIGN, ROWS, SHAPED, swap_logs
-from tests.real.prefect_harness import prefect_in_this_process
 
-pytestmark = [pytest.mark.launcher, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.launcher, pytest.mark.timeout(420), pytest.mark.usefixtures("flows_here")]
 
 PROGRAM = "examples/mimo/train_hetero.py"
 ATTACK = Path(__file__).with_name("hostile_job.py")
@@ -71,12 +69,6 @@ class Night:
             found += [*manifest.record.summary.damage, *manifest.record.summary.notes]
             found += [f"{each.path.name}: {each.reason}" for each in manifest.record.checkpoints]
         return "\n".join(map(str, found))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _server() -> Iterator[None]:
-    with prefect_in_this_process():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import contextvars
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,22 +35,18 @@ from nightbridge.tasks.job import needs_another_job, state_of, submit, submit_an
 from nightbridge.tasks.limits import job_slots
 from nightbridge.tasks.stage import DELAY_VARIABLE, RETRIES
 from tests.builders import make_job, make_plan, make_spec, record_submission
-from tests.real.prefect_harness import prefect_in_this_process
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("flows_here")
 
 KNOWN = "a known value"
 SHAPED = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _server() -> Iterator[None]:
-    with prefect_in_this_process():
-        yield
-
-
 def logged() -> str:
     with get_client(sync_client=True) as client:
-        return "\n".join(log["message"] for log in client.request("POST", "/logs/filter", json={}).json())
+        newest = client.request("POST", "/logs/filter", json={"sort": "TIMESTAMP_DESC"}).json()
+    return "\n".join(log["message"] for log in newest)
 
 
 def test_the_error_that_ended_a_job_is_kept_and_told_without_secrets(

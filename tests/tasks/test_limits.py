@@ -6,7 +6,6 @@ import contextvars
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,9 @@ from nightbridge.tasks import limits
 from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.limits import job_slots, limits_of
 from tests.builders import make_plan, record_submission
-from tests.real.prefect_harness import prefect_in_this_process
 from tests.waiting import wait_until
 
-
-@pytest.fixture(scope="module", autouse=True)
-def prefect() -> Iterator[None]:
-    with prefect_in_this_process():
-        yield
+pytestmark = pytest.mark.usefixtures("flows_here")
 
 
 def plan(folder: Path, run_key: str) -> LaunchPlan:

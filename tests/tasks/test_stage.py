@@ -1,7 +1,6 @@
 """The retry policy that stands behind every stage."""
 
 import errno
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ from nightbridge.slurm.attempt_files import read_waiting
 from nightbridge.tasks import compare, harvest, job, prepare, report
 from nightbridge.tasks.stage import DELAY_VARIABLE, is_transient, stage
 from tests.builders import make_spec
-from tests.real.prefect_harness import prefect_in_this_process
+
+pytestmark = pytest.mark.usefixtures("flows_here")
 
 STAGES = [
     prepare.clone,
@@ -26,12 +26,6 @@ STAGES = [
     compare.compare,
     report.report,
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _server() -> Iterator[None]:
-    with prefect_in_this_process():
-        yield
 
 
 @pytest.mark.parametrize("task", STAGES, ids=lambda task: task.name)
