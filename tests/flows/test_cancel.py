@@ -20,6 +20,7 @@ from nightbridge.models import ClusterSettings
 from nightbridge.slurm.local import LocalCluster
 from tests.conftest import BUCKET
 from tests.flows.practice_night import Entry, set_remote, write_scenario, write_site
+from tests.real.prefect_harness import deploy
 from tests.real.prefect_server import PrefectServer
 from tests.real.s3_proxy import LOST, Answer, Request, proxy_to
 from tests.real.s3_servers import S3Server
@@ -110,8 +111,7 @@ def worker(
 ) -> Iterator[PrefectServer]:
     """A server with the night's deployment and a worker that polls often."""
     prefect_server.make_pool(POOL)
-    deploy = ["--no-prompt", "deploy", "nightbridge.flows.nightly.nightly", "--name", "person", "--pool", POOL]
-    prefect_server.prefect(*deploy, cwd=ROOT)
+    deploy(prefect_server, "person", "nightbridge.flows.nightly.nightly", pool=POOL)
     log = tmp_path_factory.mktemp("worker") / "worker.log"
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -13,7 +13,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.client.schemas.objects import FlowRun, State
@@ -49,9 +48,10 @@ from nightbridge.slurm.factory import open_cluster
 from nightbridge.store.protocol import open_store
 from nightbridge.tasks.night import PLAN_LABEL
 from tests.nights.installation import descendants
+from tests.real.prefect_harness import deploy
 from tests.real.prefect_server import PrefectServer, start_prefect
 
-ROOT = Path(__file__).parents[2]
+SLEEPING_NIGHT = "tests/flows/sleeping_night.py:sleeping_night"
 QUICK = {"silence": 2.0, "start_up": 0.0, "no_heartbeat": 3600.0, "second_look": 1.0, "last_word": 5.0}
 
 
@@ -69,16 +69,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
             started.make_pool("nightbridge")
             started.ask("POST", "work_pools/nightbridge/queues", {"name": "nights", "concurrency_limit": 1})
             for name, tags in (("one", ["nightbridge"]), ("two", ["nightbridge"]), ("others", [])):
-                deploy(name, "tests/flows/sleeping_night.py:sleeping_night", work_queue_name="nights", tags=tags)
-            deploy("reaper", "nightbridge.flows.reaper.reaper")
+                deploy(started, name, SLEEPING_NIGHT, pool="nightbridge", work_queue_name="nights", tags=tags)
+            deploy(started, "reaper", "nightbridge.flows.reaper.reaper", pool="nightbridge")
             yield started
     finally:
         started.stop()
-
-
-def deploy(name: str, entrypoint: str, **options: Any) -> None:
-    source: Any = flow.from_source(source=str(ROOT), entrypoint=entrypoint)
-    source.deploy(name, work_pool_name="nightbridge", print_next_steps=False, ignore_warnings=True, **options)
 
 
 @pytest.fixture

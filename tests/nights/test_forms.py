@@ -29,7 +29,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, environments_dir: Path) 
     server.start()
     made = Installation(clone(folder / "nightbridge", environments_dir, cron='cron: "0 1 * * *"'), server)
     made.make("deploy")
-    server.prefect("work-queue", "set-concurrency-limit", "nights", "3", "--pool", "nightbridge")
+    server.ask("PATCH", "work_pools/nightbridge/queues/nights", {"concurrency_limit": 3})
     worker = made.start_worker()
     yield made
     worker.stop()

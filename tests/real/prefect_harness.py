@@ -1,12 +1,17 @@
-"""A Prefect server for the flows that a test module runs in this process."""
+"""A Prefect server for what a test module does in this process: run flows, and make deployments."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
+from prefect import flow
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from tests.real.prefect_server import PrefectServer
+
+ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
@@ -15,3 +20,10 @@ def flows_of_this_process(server: PrefectServer) -> Iterator[None]:
     with temporary_settings({PREFECT_API_URL: server.api_url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         yield
         APILogWorker.drain_all(timeout=60)
+
+
+def deploy(server: PrefectServer, name: str, entrypoint: str, *, pool: str, **options: Any) -> None:
+    """Deploy a flow of this checkout as `prefect deploy` does, which takes seconds of a core to start."""
+    with temporary_settings({PREFECT_API_URL: server.api_url}):
+        source: Any = flow.from_source(source=str(ROOT), entrypoint=entrypoint)
+        source.deploy(name, work_pool_name=pool, print_next_steps=False, ignore_warnings=True, **options)
