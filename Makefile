@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: help require install lock demo check test docs lint soak soak-newest-prefect bench server deploy worker night clean clean-all
+.PHONY: help require install lock demo check quick test docs lint soak soak-newest-prefect bench server deploy worker night clean clean-all
 
 help:
 	@echo "make demo     the whole pipeline on this machine, from nothing"
@@ -73,8 +73,12 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The linters run one after the other, on one core: the tests run beside them.
+check:
+	@$(MAKE) --no-print-directory --jobs 2 lint quick
+
 # All tests of whole flows and nights need Prefect: each worker would import them, and Prefect's server, to leave them out.
-check: lint
+quick: install
 	$(BIN)/pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder -m "not ($(PARTS))" --ignore tests/flows --ignore tests/nights
 
 # A second try of what ran into its time limit would have none: pytest-timeout's is for all tries of a test together.
