@@ -232,6 +232,7 @@ SQUEUE_FORMAT = "%i|%T|%V|%S|%e|%N|%r|%j"
 SACCT_FORMAT = "JobID,State,Submit,Start,End,NodeList,Reason,ExitCode,JobName"
 
 _JOB_ID = re.compile(r"^(\d+)(?:\+0)?$")
+_BEGIN_OF_ROW = re.compile(r"\s*\d[^\s|]*\|[A-Z]")
 
 
 def parse_squeue(text: str) -> list[JobStatus]:
@@ -260,12 +261,19 @@ def parse_sacct(text: str) -> list[JobStatus]:
 
 
 def _fields(text: str, count: int) -> Iterator[tuple[int, list[str]]]:
-    """The job id and the other fields of each line that is about a whole job."""
+    """The job id and the other fields of each row that is about a whole job.
+
+    A reason may have several lines: the text of a script's error, as of burst_buffer/lua.
+    """
+    row = ""
     for line in text.splitlines():
-        first, *fields = line.split("|", count - 1)
-        found = _JOB_ID.match(first.strip()) if len(fields) == count - 1 else None
-        if found and (job_id := whole_number(found[1])) is not None:
-            yield job_id, fields
+        row = line if _BEGIN_OF_ROW.match(line) else f"{row} {line}"
+        first, *fields = row.split("|", count - 1)
+        if len(fields) == count - 1:
+            row = ""
+            found = _JOB_ID.match(first.strip())
+            if found and (job_id := whole_number(found[1])) is not None:
+                yield job_id, fields
 
 
 def job_status(

@@ -111,6 +111,21 @@ def test_a_pending_job_says_why_what_to_type_and_when_it_starts(reason: str, wor
     assert waiting_words(row).endswith("Slurm expects its start at 11:30 UTC")
 
 
+def test_a_job_whose_reason_has_several_lines_is_known_like_any_other() -> None:
+    row = "{}|PENDING|2026-11-23T10:00:00|N/A|N/A||{}|job"
+    listing = [
+        "maintenance on Friday",
+        row.format(98, "Priority"),
+        row.format(99, "burst_buffer/lua: no space:\n\n5 left"),
+    ]
+
+    found = parse_squeue("\n".join([*listing, row.format("100_1", "a task\nof an array"), row.format(101, ""), "bye"]))
+
+    assert [(job.job_id, job.name) for job in found] == [(98, "job"), (99, "job"), (101, "job")]
+    assert found[1].reason.startswith("burst_buffer/lua: no space:")
+    assert "the burst buffer failed" in waiting_words(found[1])
+
+
 def test_the_reason_of_a_wait_is_gone_once_the_job_has_nodes() -> None:
     line = "99|COMPLETED|2026-11-23T10:00:00|2026-11-23T10:01:00|2026-11-23T10:02:00|node2|{}|0:0|job"
 
