@@ -1,5 +1,6 @@
 """What bisect has found so far: the points that were run, the answer that they support, and their cost."""
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -22,7 +23,7 @@ from nightbridge.store.protocol import ObjectStore, read_stored
 NOTHING_SAID = frozenset({VerdictStatus.INFRASTRUCTURE, VerdictStatus.CANCELLED})
 
 TRIES = 3
-"""Runs of a point that may say nothing before it is given up: the cluster lost them, or they broke unlike others."""
+"""Runs of a point, one after the other, that say nothing before it is given up: lost, or broken unlike others."""
 
 _ADVICE = "Delete it; the same command runs the point again"
 
@@ -340,11 +341,11 @@ def _measured(points: Iterable[Point], known: Sequence[Measured] = ()) -> list[M
 
 
 def _given_up(points: Sequence[Point]) -> frozenset[int]:
-    """The places that are not run any more: none of their runs said anything, or three of them did not."""
+    """The places that are not run any more: none of their runs said anything, or the last three did not."""
     found = set()
     for place in {point.place for point in points}:
-        own = [point for point in points if point.place == place]
-        silent = [point for point in own if point.value is None]
+        own = sorted((point for point in points if point.place == place), key=lambda point: point.number)
+        silent = list(itertools.takewhile(lambda point: point.value is None, reversed(own)))
         never = len(silent) == len(own) and any(point.status not in NOTHING_SAID for point in silent)
         if never or len(silent) >= TRIES:
             found.add(place)

@@ -701,6 +701,24 @@ def test_a_point_that_was_measured_and_fails_since_is_not_run_until_it_does_not(
     assert len([point for point in result.points if point.place == 0]) == 4
 
 
+@pytest.mark.parametrize(
+    ("at_the_good_end", "chosen"),
+    [((None, None, 1.0, None), ((0, 5),)), ((1.0, None, None, None), ())],
+)
+def test_a_point_is_given_up_when_its_last_three_runs_said_nothing_and_not_when_it_was_measured_in_between(
+    plan: BisectPlan, at_the_good_end: Sequence[float | None], chosen: tuple[tuple[int, int], ...]
+) -> None:
+    """The cluster may lose some runs of a point that works: its second run is still wanted."""
+    values = {0: at_the_good_end, 1: (1.03, 1.03), 4: (1.03, 1.03)}
+    points = [
+        Point(place=place, number=number, run_key="", status=VerdictStatus.INFRASTRUCTURE, value=value)
+        for place, measured in values.items()
+        for number, value in enumerate(measured, start=1)
+    ]
+
+    assert next_points(plan, points, at_once=1) == chosen
+
+
 def test_an_end_that_other_runs_have_measured_need_not_run_again(plan: BisectPlan) -> None:
     known = plan.model_copy(update={"known": (Measured(place=0, value=1.0),)})
 
