@@ -217,9 +217,11 @@ def _said_before(verdict: Verdict) -> ReferenceResult:
     """What golden values and reference said of a run when it was judged: their files and runs may be others since."""
     reasons = tuple(reason for reason in verdict.reasons if reason.startswith((GOLDEN_SAYS, REFERENCE_SAYS)))
     of_speed = tuple(f"{GOLDEN_SAYS}{rule}: " for rule in SPEED_RULES)
+    whole = not reasons or verdict.status is not VerdictStatus.FAILED
     return ReferenceResult(
-        whole=not reasons or verdict.status is not VerdictStatus.FAILED,
-        as_good=not reasons and verdict.as_golden,
+        whole=whole,
+        # Where the data are not whole, reasons may say no more than that.
+        as_good=verdict.as_golden and not (whole and reasons),
         reasons=reasons,
         values={item.metric: item.golden for item in verdict.comparisons if item.golden is not None},
         run_key=verdict.reference_run,

@@ -633,16 +633,28 @@ def test_a_verdict_that_cannot_be_read_keeps_no_decision_from_being_withdrawn(
 
 
 @pytest.mark.parametrize(
-    ("held_to", "status"), [("golden", VerdictStatus.REGRESSED), ("reference", VerdictStatus.PASSED)]
+    ("held_to", "runs", "status"),
+    [
+        ("golden", 1, VerdictStatus.REGRESSED),
+        ("reference", 1, VerdictStatus.PASSED),
+        ("reference", 0, VerdictStatus.FAILED),
+    ],
 )
 def test_a_night_is_judged_again_by_what_golden_values_and_reference_said_that_night(
-    store: DirectoryStore, commit: Callable[..., RunRecord], tmp_path: Path, held_to: str, status: VerdictStatus
+    store: DirectoryStore,
+    commit: Callable[..., RunRecord],
+    tmp_path: Path,
+    held_to: str,
+    runs: int,
+    status: VerdictStatus,
 ) -> None:
     """They need not be there any more, nor say the same."""
     golden = tmp_path / "golden.json"
     losses = {str(step): 9.0 - 0.1 * step for step in range(1, 51)}
     golden.write_text(json.dumps({"lm loss": {"start_step": 1, "end_step": 50, "step_interval": 1, "values": losses}}))
-    other = commit(store, builders.make_record(summary_at(1.0), night(0), test_id="other"))
+    other = builders.make_record(summary_at(1.0), night(0), test_id="other")
+    for record in [other] * runs:
+        commit(store, record)
     named = {"golden": str(golden), "reference": other.spec.run_key}[held_to]
     rules = {"required_metrics": ("lm loss",), "required_memory": (), "grad_norm": "if measured"}
     gate = GatePolicy.model_validate({held_to: named, "golden_rules": rules})
