@@ -1,7 +1,6 @@
 """How verdicts are shown: their words and order, a metric's cell, tables for Markdown and a terminal, and JUnit XML."""
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -130,19 +129,21 @@ def further_runs_of(verdict: Verdict) -> str:
 
 
 def next_command(verdict: Verdict) -> str:
-    """What to type after a verdict, as a shell takes it; empty where there is nothing to do."""
-    run = shlex.quote(f"{verdict.test_id}@{verdict.night}")
+    """What to type after a verdict, as a shell takes it; empty where there is nothing to do.
+
+    It names the run by its key: of a sweep, of iterations and of two scenarios a night has several runs of one test.
+    """
     match verdict.status:
         case VerdictStatus.REGRESSED:
             found = verdict.suspects
             code_only = found and found.repositories and not found.configuration and not found.environment
-            return f"nightbridge {'bisect' if code_only else 'attribute'} {shlex.quote(verdict.test_id)}"
+            return f"nightbridge {'bisect' if code_only else 'attribute'} {verdict.run_key}"
         case VerdictStatus.UNSTABLE:  # no level to search the beginning of
-            return f"nightbridge history {shlex.quote(verdict.test_id)}"
+            return f"nightbridge history {verdict.run_key}"
         case VerdictStatus.SUSPICIOUS:
-            return f'nightbridge accept {run} --as baseline --why "..."'
+            return f'nightbridge accept {verdict.run_key} --as baseline --why "..."'
         case VerdictStatus.FAILED | VerdictStatus.SHORT | VerdictStatus.INFRASTRUCTURE:
-            return f"nightbridge logs --errors {run}"
+            return f"nightbridge logs --errors {verdict.run_key}"
         case VerdictStatus.CANCELLED:
             return f"nightbridge run FILE --night {verdict.night} --new-attempt"
     return ""

@@ -2,7 +2,6 @@
 
 import io
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -766,7 +765,7 @@ def test_a_bad_verdict_ends_with_the_suspect_and_the_next_command() -> None:
 
     assert next_lines([one], " --workspace /ws") == (
         'a: regressed since n2 (3 of 3 runs); suspect bf75d9e "Slow" (only commit). '
-        "next: nightbridge bisect a --workspace /ws",
+        "next: nightbridge bisect a-n2-0123456789 --workspace /ws",
     )
     assert "(newest of 2 commits)" in next_lines([two])[0]
 
@@ -774,9 +773,9 @@ def test_a_bad_verdict_ends_with_the_suspect_and_the_next_command() -> None:
 @pytest.mark.parametrize(
     ("status", "command"),
     [
-        (VerdictStatus.FAILED, "nightbridge logs --errors a@n2"),
+        (VerdictStatus.FAILED, "nightbridge logs --errors a-n2-0123456789"),
         (VerdictStatus.CANCELLED, "nightbridge run FILE --night n2 --new-attempt"),
-        (VerdictStatus.UNSTABLE, "nightbridge history a"),
+        (VerdictStatus.UNSTABLE, "nightbridge history a-n2-0123456789"),
         (VerdictStatus.PASSED, ""),
     ],
 )
@@ -786,13 +785,13 @@ def test_the_next_command_is_that_of_the_verdict(status: VerdictStatus, command:
     assert [line.split(". next: ")[1] for line in lines] == ([command] if command else [])
 
 
-@pytest.mark.parametrize("status", [VerdictStatus.FAILED, VerdictStatus.REGRESSED, VerdictStatus.SUSPICIOUS])
-def test_the_next_command_takes_a_test_of_any_name_where_it_is_pasted(status: VerdictStatus) -> None:
-    verdict = Verdict(run_key="a-n2-0123456789", test_id="Llama 3; 8 B's", night="n2", status=status)
+def test_each_point_of_a_sweep_has_a_next_command_that_names_its_run() -> None:
+    keys = ("sweep-n2-0123456789", "sweep-n2-9876543210")
+    told = [Verdict(run_key=key, test_id="sweep", night="n2", status=VerdictStatus.REGRESSED) for key in keys]
 
-    (line,) = next_lines([verdict])
-
-    assert any(word.startswith(verdict.test_id) for word in shlex.split(line.split(". next: ")[1]))
+    expected = [f"nightbridge attribute {key}" for key in keys]
+    assert [line.split(". next: ")[1] for line in next_lines(told)] == expected
+    assert [line.split(". next: ")[1] for verdict in told for line in compact_lines([verdict])[-1:]] == expected
 
 
 # --- the page's second week -------------------------------------------------------------------------------------------
@@ -817,7 +816,7 @@ def test_the_command_to_copy_names_the_site(nights: Nights) -> None:
 
     html = render_report("2026-11-21", "nightly", [ReportedRun(verdict, rows)], site_options=" --system /etc/dgx.toml")
 
-    assert '<code class="command">nightbridge attribute llama3-8b --system /etc/dgx.toml</code>' in html
+    assert f'<code class="command">nightbridge attribute {verdict.run_key} --system /etc/dgx.toml</code>' in html
 
 
 def test_passed_tests_are_folded(nights: Nights) -> None:
@@ -968,6 +967,6 @@ def test_off_a_terminal_two_tests_are_a_few_lines_with_cause_and_next_command(ni
     assert len(lines) == 4
     assert lines[0].startswith("◆ slow  regressed  step time 1.080 s ▲ +8.0 %")
     assert lines[1].startswith("slow: step time regressed by +8.0 %")
-    assert lines[2].endswith("(only commit). next: nightbridge bisect slow --system site.toml")
+    assert lines[2].endswith(f"(only commit). next: nightbridge bisect {slow.run_key} --system site.toml")
     assert " fine  " in lines[3]
     assert "step time 1.000 s ±0.0 %" in lines[3]
