@@ -16,6 +16,7 @@ from nightbridge.goldens.parity import Parity
 from nightbridge.models import ReferencePolicy, Site
 from nightbridge.prune import Old, Policy
 from nightbridge.tasks.on_demand import (
+    alerts_left,
     check_site,
     compare_step_by_step,
     decide,
@@ -50,8 +51,8 @@ def accept(  # noqa: D417  (`SiteChoice` describes the others)
         until: The last night that it holds for; none for one without an end.
     """
     site = site_of(system=system, store=store)
-    made, alerts = decide(run, kind, who=who, why=why, metrics=metrics, until=until or "", site=site)
-    return _state(made, "Decided", [f"{made.series}: {made.text}", *alerts])
+    made = decide(run, kind, who=who, why=why, metrics=metrics, until=until or "", site=site)
+    return _state(made, "Decided", [f"{made.series}: {made.text}", *alerts_left(made, site)])
 
 
 @flow(name="withdraw", flow_run_name="withdraw {decision}")

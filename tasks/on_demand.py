@@ -20,19 +20,21 @@ from nightbridge.tasks.site import store_of
 from nightbridge.tasks.stage import never_reused, stage
 
 
-@stage("accept", waits_for=(TransientError,), key=never_reused)
+@stage("accept", waits_for=(TransientError,))
 def decide(
     run: str, kind: DecisionKind, *, who: str, why: str, metrics: Sequence[MetricName], until: str, site: Site
-) -> tuple[Decision, tuple[str, ...]]:
-    """Store a decision about the level of a run, or of the last run of a series; and what alerts all the same.
-
-    Raises as `accept` does.
-    """
+) -> Decision:
+    """Store a decision about the level of a run, or of the last run of a series. Raises as `accept` does."""
     store = store_of(site)
     target = run if is_series(run) else find_run(store, run)
     cluster = site.cluster.name
-    made = accept(store, target, kind, who=who, why=why, metrics=metrics, until=until, cluster=cluster)
-    return made, still_alerts(store, made)
+    return accept(store, target, kind, who=who, why=why, metrics=metrics, until=until, cluster=cluster)
+
+
+@stage("accept-alerts", waits_for=(TransientError,), key=never_reused)
+def alerts_left(made: Decision, site: Site) -> tuple[str, ...]:
+    """What is an alert all the same. A stage of its own: tried again, it decides nothing twice."""
+    return still_alerts(store_of(site), made)
 
 
 @stage("withdraw", waits_for=(TransientError,), key=never_reused)

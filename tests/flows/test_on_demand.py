@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.flows.on_demand import prune
+from nightbridge.errors import TransientError
+from nightbridge.flows.on_demand import accept, prune
+from nightbridge.gate.accept import still_alerts
+from nightbridge.gate.decisions import Decision, list_decisions
+from nightbridge.history.history_store import put_row
+from nightbridge.history.rows import row_of
+from nightbridge.models import StoreSettings, VerdictStatus
+from nightbridge.store.directory import DirectoryStore
+from nightbridge.tasks import on_demand
+from nightbridge.tasks.stage import DELAY_VARIABLE
+from tests.builders import make_record
 from tests.real.prefect_server import PrefectServer
 
 MONTHS_AGO = time.time() - 90 * 24 * 3600
@@ -44,3 +54,35 @@ def test_prune_shows_each_thing_that_is_old_with_the_reason_and_removes_it_where
     assert reasons == {str(checkout): "unused for 90 days", str(environment): "unused for 90 days"}
     assert there == [True, True]
     assert [checkout.exists(), environment.exists()] == [False, False]
+
+
+@pytest.mark.usefixtures("flows_here")
+def test_a_store_that_is_away_for_a_moment_gets_one_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DirectoryStore(StoreSettings(url=f"file://{tmp_path}/store"))
+    bad = {
+        "cluster": "local",
+        "verdict": VerdictStatus.REGRESSED,
+        "worse": {"step_time": 0.1},
+        "broken": ("step_time",),
+    }
+    row = row_of(make_record(), None).model_copy(update=bad)
+    put_row(store, row)
+    away = [TransientError("the store is away", subject=store.url)]
+
+    def away_at_first(of: DirectoryStore, decision: Decision) -> tuple[str, ...]:
+        if away:
+            raise away.pop()
+        return still_alerts(of, decision)
+
+    monkeypatch.setattr(on_demand, "still_alerts", away_at_first)
+    monkeypatch.setenv(DELAY_VARIABLE, "0.2")
+
+    decided = accept(row.series, "known", "ann", store=store.url, return_state=True)
+
+    (stored,) = list_decisions(store)
+    assert decided.message == "\n".join(
+        (
+            f"{row.series}: {stored.text}",
+            "step time: beyond a floor or ceiling, an alert until [gate] or the site's contract has another one",
+        )
+    )
