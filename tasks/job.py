@@ -23,6 +23,7 @@ from nightbridge.slurm.attempts import (
     lacked_a_dependency,
     may_try_again,
     record_ended,
+    unrecorded_ends,
 )
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.slurm.outcome import classify
@@ -58,11 +59,24 @@ def submit(run: RunSpec, plan: LaunchPlan, site: Site) -> Job:
         read_attempt(plan.attempt_dir),
         cluster_of(site),
         resolve_all(plan.secret_environment),
-        dependencies=lambda: dependency_options(run, site.workspace, this_night().may_submit),
+        dependencies=lambda: _dependencies(run, site),
         withheld=secret_variables(site),
     )
     get_run_logger().info("job %d on %s is %s", job.job_id, job.cluster, job.name)
     return job
+
+
+def _dependencies(run: RunSpec, site: Site) -> tuple[str, ...]:
+    """The options with which a job is submitted for the jobs that it depends on.
+
+    Raises:
+        JobNotAccepted: One of them is over, and how it ended is not recorded yet: Slurm might start this job anyway.
+    """
+    may_submit = this_night().may_submit
+    if over := unrecorded_ends(run, site.workspace, may_submit, cluster_of(site)):
+        what = f"it depends on job {', '.join(map(str, over))}, whose end is still to be recorded"
+        raise JobNotAccepted(what, subject=run.test.id, advice="Will retry")
+    return dependency_options(run, site.workspace, may_submit)
 
 
 def wait_for_dependencies(run: RunSpec, plan: LaunchPlan, site: Site) -> None:

@@ -395,13 +395,33 @@ def is_end_expected(job: Job, run: RunSpec, workspace: Path, is_active: Callable
 
     Slurm knows of its end before the process that watches it has recorded it.
     """
+    return any(other.submitted_at <= job.submitted_at for other in _watched(run, workspace, is_active))
+
+
+def unrecorded_ends(
+    run: RunSpec, workspace: Path, is_active: Callable[[str], bool], cluster: Cluster
+) -> tuple[int, ...]:
+    """The jobs that a run depends on and that are over for Slurm, while their ends are still to be recorded.
+
+    Slurm forgets a job some minutes after its end, and nothing waits for one that it has forgotten, however that ended:
+    "job is gone, dependency lifted" (job_scheduler.c of Slurm 22.05 to 26.05).
+
+    Raises:
+        StatusUnknown: Slurm did not answer.
+    """
+    job_ids = [submission.job_id for submission in _watched(run, workspace, is_active)]
+    known = cluster.states(job_ids)
+    return tuple(job_id for job_id in job_ids if job_id not in known or known[job_id].state in TERMINAL)
+
+
+def _watched(run: RunSpec, workspace: Path, is_active: Callable[[str], bool]) -> Iterator[Submission]:
+    """The jobs that a run depends on and whose ends the runs that they belong to have still to record."""
     for run_key in (key for dependency in run.after for key in dependency.run_keys):
         # Checked before the records are read: what is recorded in between is seen there.
         may_record = is_active(run_key)
         submission, ended = _newest_job(run_key, workspace)
-        if may_record and ended is None and submission is not None and submission.submitted_at <= job.submitted_at:
-            return True
-    return False
+        if may_record and ended is None and submission is not None:
+            yield submission
 
 
 class NotSubmittedYet(Exception):

@@ -134,9 +134,11 @@ class FullQueue:
         ended = make_job("base", self.base.attempt_dir, job_id=11, cluster="full", outcome=outcome)
         write_model(folder / "ended.json", ended)
         self._calls = folder / "calls"
+        self._calls.touch()
+        row = "{}|RUNNING|2026-11-23T14:34:46|2026-11-23T14:34:46|N/A|node1|None|base"
         self._install(
             folder / "bin",
-            squeue="",
+            squeue=f"echo '{row.format(11)}'; echo '{row.format(13)}'",
             sacct="",
             sbatch=f"""case "$*" in *--test-only*) exit 0;; esac
                 echo "$*" >> {self._calls}
@@ -201,6 +203,27 @@ def test_what_has_ended_while_the_queue_was_full_is_not_waited_for_by_its_job(tm
 
     assert night().job_id == 12
     assert slurm.dependencies() == ["--dependency=afterany:11", ""]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_job_whose_dependency_is_over_is_not_submitted_before_that_end_is_recorded(tmp_path: Path) -> None:
+    """As of a night that is resumed hours later: Slurm has forgotten the job, and would start this one at once."""
+    slurm = FullQueue(tmp_path, "start_post_success", Outcome.PROGRAM_ERROR)
+    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\n")
+    ended = make_job("base", slurm.base.attempt_dir, job_id=11, outcome=Outcome.PROGRAM_ERROR)
+    recording = threading.Timer(1, record_ended, args=(ended,))
+
+    @flow
+    def night() -> None:
+        with shared_night() as shared:
+            shared.register_runs(["base"])
+            recording.start()
+            with pytest.raises(LaunchRefused, match="'base' has ended well, and that ended as program_error"):
+                submit(slurm.run, slurm.plan, slurm.site)
+
+    night()
+
+    assert slurm.dependencies() == []
 
 
 @pytest.mark.usefixtures("impatient")
