@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prefect.logging import get_run_logger
 
-from nightbridge.attribution.plan import find_rows
+from nightbridge.attribution.plan import find_rows, rows_of_test
 from nightbridge.bisect.plan import (
     BisectPlan,
     BisectRequest,
@@ -29,11 +29,12 @@ from nightbridge.bisect.result import (
 from nightbridge.bisect.shift import requested_shift
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import Decision, as_of, read_decisions
-from nightbridge.harvest.manifest import load_record
+from nightbridge.harvest.manifest import load_record, run_key_of
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow, gpu_hours
 from nightbridge.models import GitRepo, Outcome, RunRecord, Site, Verdict
 from nightbridge.nights.records import read_verdict
+from nightbridge.report.tables import format_point
 from nightbridge.slurm.attempt_files import may_have_job
 from nightbridge.slurm.attempts import read_ended
 from nightbridge.slurm.factory import cluster_of
@@ -86,9 +87,20 @@ def _check_named(plan: BisectPlan, test_id: str, request: BisectRequest, site: S
         for name in ("good", "bad", "repository")
         if getattr(request, name)
     ]
+    if request.run_key and not others:
+        others += _other_point(plan, request.run_key, site)
     if others:
         advice = "Leave the id out for another question"
         raise InvalidInput(f"this bisect has {others[0]}", subject=plan.bisect_id, advice=advice)
+
+
+def _other_point(plan: BisectPlan, run_key: str, site: Site) -> list[str]:
+    """How the point of a sweep that a bisect searches differs from that of a run; nothing where it is the same."""
+    points = {row.run_key: row.sweep_point for row in rows_of_test(store_of(site), plan.test_id, plan.cluster)}
+    own, asked = points.get(run_key_of(plan.base)), points.get(run_key)
+    if own is None or asked is None or own == asked:
+        return []
+    return [f"point {format_point(own)}, not {format_point(asked)}"]
 
 
 def price(test_id: str, request: BisectRequest, site: Site) -> str:
