@@ -173,9 +173,9 @@ def begun_points(plan: BisectPlan, base: RunRecord, points: Sequence[Point], sit
 
     There may be room for another number of runs now than there was then: others would be chosen, and these lost.
     """
-    folders = (site.workspace / "runs").glob(f"*-{plan.bisect_id}-*")
+    ended = {point.run_key for point in points}
+    folders = (each for each in (site.workspace / "runs").glob(f"*-{plan.bisect_id}-*") if each.name not in ended)
     open_ones = {folder.name for folder in folders if any(map(_is_open, folder.glob("a[1-9]*")))}
-    open_ones -= {point.run_key for point in points}
     most = len(open_ones) + max((point.number for point in points), default=0) if open_ones else 0
     runs = ((place, number) for number in range(1, most + 1) for place in plan.places)
     return tuple(run for run in runs if point_key(plan, base, *run) in open_ones)

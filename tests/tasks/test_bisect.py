@@ -13,7 +13,7 @@ from nightbridge.history.history_store import put_row
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import ClusterSettings, Outcome, RunRecord, Site, VerdictStatus, utc_now
 from nightbridge.slurm.attempt_files import declare_intent
-from nightbridge.slurm.attempts import next_attempt, record_ended
+from nightbridge.slurm.attempts import ENDED_FILE, next_attempt, record_ended
 from nightbridge.tasks import bisect
 from nightbridge.tasks.bisect import begun_points, dearer, find_plan
 from nightbridge.tasks.site import store_of
@@ -80,7 +80,10 @@ def test_a_bisect_that_is_named_by_id_answers_for_no_run_of_another_point(site: 
 
 
 def test_runs_that_were_submitted_when_a_bisect_was_interrupted_are_resumed(site: Site, plan: BisectPlan) -> None:
-    """However many would be chosen now. One without a job, or whose job was cancelled, is not among them."""
+    """However many would be chosen now. One without a job, or whose job was cancelled, is not among them.
+
+    What lies here of a run that has its verdict is not looked at: it may be damaged by now.
+    """
     steps = tuple(Step(commit=name * 40, subject="", author="", authored_at=utc_now()) for name in "abcdefgh")
     plan, base = plan.model_copy(update={"commits": steps}), make_record()
     for place, number in ((2, 1), (5, 1), (5, 2), (7, 1), (8, 1)):
@@ -91,6 +94,7 @@ def test_runs_that_were_submitted_when_a_bisect_was_interrupted_are_resumed(site
             cancelled = {"attempt_dir": attempt.attempt_dir, "outcome": Outcome.CANCELLED}
             record_ended(base.job.model_copy(update=cancelled))
     done = point_run(plan, base, 2, 1).run_key
+    (site.workspace / "runs" / done / "a1" / ENDED_FILE).write_text("half a rec")
     points = [Point(place=2, number=1, run_key=done, status=VerdictStatus.PASSED, value=1.0)]
 
     assert begun_points(plan, base, points, site) == ((5, 1), (5, 2))
