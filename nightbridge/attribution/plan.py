@@ -134,13 +134,13 @@ def searched_rows(rows: Sequence[HistoryRow], request: SearchRequest) -> tuple[H
         )
     known = rows_until(rows, request.until or (named.night if named else None))
     chosen = named or _worst_of_latest_night(known)
-    # In a night that two scenarios have run the test in, only one run is the night's own.
-    beside = {row.night for row in known if row.scenario == chosen.scenario}
-    own = [row for row in known if row.scenario == chosen.scenario or row.night not in beside]
+    of_point = [row for row in known if row.sweep_point == chosen.sweep_point]
+    # In a night that two scenarios have run it in, only one run is the night's own.
+    beside = {row.night for row in of_point if row.scenario == chosen.scenario}
+    own = [row for row in of_point if row.scenario == chosen.scenario or row.night not in beside]
     # So it is of several iterations: the first one that is there.
     repeated = {row.night for row in own if row.iteration == chosen.iteration}
-    own = [row for row in own if row.iteration >= chosen.iteration or row.night not in repeated]
-    return tuple(row for row in own if row.sweep_point == chosen.sweep_point)
+    return tuple(row for row in own if row.iteration >= chosen.iteration or row.night not in repeated)
 
 
 def _worst_of_latest_night(rows: Sequence[HistoryRow]) -> HistoryRow:

@@ -200,6 +200,22 @@ def test_of_several_iterations_the_one_that_is_worse_or_that_is_named_is_searche
         assert (found.good.night, found.bad.night, found.bad.iteration) == (night(2), night(3), 2)
 
 
+@pytest.mark.parametrize("other", [{"iteration": 2}, {"scenario": "weekly"}], ids=["iteration", "scenario"])
+def test_a_night_of_which_only_another_point_of_the_sweep_has_the_run_in_question_counts(
+    store: DirectoryStore, other: dict[str, int | str]
+) -> None:
+    """The last good night is one: the cluster lost its second iteration, or its scenario ran no more than one point."""
+    for one in ROWS:
+        at = {"sweep_point": {"cmd_args.tp": 2 if one.night == night(2) else 1}}
+        put_row(store, one.model_copy(update={"sweep_point": {"cmd_args.tp": 1}, "worse": {}}))
+        put_row(store, one.model_copy(update=at | other | {"run_key": f"{one.run_key[:-10]}0123456789"}))
+
+    request = AttributionRequest(run_key=f"{ROWS[4].run_key[:-10]}0123456789")
+    rows = find_rows(store, ROWS[0].test_id, ROWS[0].cluster, request)
+
+    assert [(row.night, row.sweep_point["cmd_args.tp"]) for row in rows] == [(night(number), 1) for number in range(5)]
+
+
 def test_a_run_that_is_in_no_history_is_refused(swept: DirectoryStore) -> None:
     with pytest.raises(InvalidInput, match="no such run in the history"):
         find_rows(swept, "llama3-8b", "dgx", SearchRequest(run_key="llama3-8b-2026-11-04-0000000000"))
