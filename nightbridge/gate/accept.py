@@ -139,8 +139,9 @@ def accept(
 def still_alerts(store: ObjectStore, decision: Decision) -> tuple[str, ...]:
     """What raises an alert at a level whatever is decided about it, a line each: limits, golden values, references."""
     rows = read_history(store, decision.cluster, decision.series, decision.night) if decision.holds else ()
-    last = next((row for row in rows if row.night == decision.night and not row.repeat), None)
-    if last is None or last.verdict is not VerdictStatus.REGRESSED:
+    worse = (row for row in rows if row.verdict is VerdictStatus.REGRESSED and not row.repeat)
+    last = next((row for row in worse if row.night == decision.night), None)
+    if last is None:
         return ()
     found = []
     if limits := [METRIC_BY_NAME[name].label for name in last.broken if name in METRIC_BY_NAME]:

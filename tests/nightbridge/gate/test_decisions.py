@@ -507,9 +507,13 @@ def test_what_no_decision_changes_is_said_when_it_is_made(
     worse: str,
     said: str,
 ) -> None:
+    """Also where another iteration of the test was good that night."""
     record = commit(store, builders.make_record(summary_at(1.0), night(0), gate=GatePolicy.model_validate(gate)))
-    bad = {"verdict": VerdictStatus.REGRESSED, "worse": {worse: 0.1}, "broken": (worse,)}
-    put_row(store, row_of(record, None).model_copy(update=bad))
+    row = row_of(record, None)
+    good = {"run_key": f"{row.run_key[:-10]}0123456789", "verdict": VerdictStatus.PASSED}
+    bad = {"iteration": 2, "verdict": VerdictStatus.REGRESSED, "worse": {worse: 0.1}, "broken": (worse,)}
+    put_row(store, row.model_copy(update=good | {"harvested_at": row.harvested_at - timedelta(hours=1)}))
+    put_row(store, row.model_copy(update=bad))
 
     assert run(["accept", record.spec.run_key, "--why", "known", "--who", "ann", "--store", store.url]) == 0
 
