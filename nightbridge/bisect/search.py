@@ -18,7 +18,7 @@ What a measurement may mean:
 
 A commit that does not build or start is skipped: commits that are indistinguishable without it are named together, once
 one of those that failed was tried again (`bisect.result`). No commit is named before it, and the one before it, were
-each run twice.
+each run twice, but for one that was measured and does not run any more.
 """
 
 import math
