@@ -36,7 +36,7 @@ from nightbridge.cli.output import (
     verdict_lines,
     write_file,
 )
-from nightbridge.errors import InvalidInput
+from nightbridge.errors import InvalidInput, TransientError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from nightbridge.nights.records import Night, NightStart
     from nightbridge.nights.status import RunStatus
     from nightbridge.slurm.attempt_files import AttemptContext
+    from nightbridge.slurm.protocol import Cluster
     from nightbridge.store.protocol import ObjectStore
 
 
@@ -328,24 +329,44 @@ def _logs_of(attempt: "AttemptContext") -> list[Path]:
 
 
 def _follow(attempt: "AttemptContext", site: "Site") -> None:
-    """Print the finished lines of an attempt's logs until its job has ended; a log that begins later is found, too."""
+    """Print the finished lines of an attempt's logs until its job has ended; a log that begins later is found, too.
+
+    Where it has no job, until no night is left that could submit one.
+    """
     from nightbridge.outputs.logs import LogTail
-    from nightbridge.slurm.attempts import jobs_of
-    from nightbridge.slurm.states import TERMINAL
 
     cluster = open_site_cluster(site)
     tails: dict[Path, LogTail] = {}
     ended = False
     while not ended:
         # The state first: what a job wrote before its end is then read below.
-        jobs = jobs_of(attempt, cluster)
-        ended = bool(jobs) and all(job.state in TERMINAL for job in jobs)
+        ended = _is_over(attempt, cluster)
         for path in _logs_of(attempt):
             tail = tails.setdefault(path, LogTail(path))
             for line in [*tail.new_lines(), *(tail.last_line() if ended else ())]:
                 print(printable(line), flush=True)
         if not ended:
             time.sleep(FOLLOW_INTERVAL)
+
+
+def _is_over(attempt: "AttemptContext", cluster: "Cluster") -> bool:
+    """Whether the job of an attempt has ended, or it has none and gets none: then a note says so."""
+    from nightbridge.nights.liveness import is_any_alive
+    from nightbridge.slurm.attempts import read_ended
+    from nightbridge.slurm.states import TERMINAL
+
+    found = cluster.find(attempt.name)
+    if read_ended(attempt.attempt_dir) is not None:  # accounting may have purged it since
+        return True
+    if found.jobs or not found.complete:
+        return bool(found.jobs) and all(job.state in TERMINAL for job in found.jobs)
+    try:
+        if is_any_alive(attempt.workspace):
+            return False
+    except TransientError:  # also for who may only read the workspace
+        return False
+    note(f"the cluster knows no job of {attempt.name}, and no night is under way in {attempt.workspace}")
+    return True
 
 
 def _errors_in(path: Path) -> "Iterator[str]":

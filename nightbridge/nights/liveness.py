@@ -73,6 +73,11 @@ def is_alive(workspace: Path, flow_run: str, *, silence: float = SILENCE_SECONDS
     return sign.is_of_the_living(silence) if sign else None
 
 
+def is_any_alive(workspace: Path) -> bool:
+    """Whether the process of any night in a workspace lives. Raises as `is_alive` does."""
+    return any(is_alive(workspace, sign.stem) for sign in alive_path(workspace, "").parent.glob("*.alive"))
+
+
 def last_sign(workspace: Path, flow_run: str) -> LastSign | None:
     """The last sign of life of a flow run's process; None where there is none.
 

@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import cast
@@ -27,8 +28,10 @@ from nightbridge.models import (
     make_run_key,
     utc_now,
 )
+from nightbridge.nights.liveness import alive
 from nightbridge.nights.records import NightPlan, NightStart, NightTest, record_end, record_start, write_plan
 from nightbridge.slurm.attempt_files import SUBMISSION_FILE, declare_intent, open_attempt, read_submission
+from nightbridge.slurm.attempts import record_ended
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.store.protocol import open_store
 from tests import builders
@@ -284,6 +287,49 @@ def test_a_log_is_followed_to_the_end_of_its_job(
 
     assert out.count(" 383/ 60000") == 1
     assert out.splitlines()[-1] == "and a last one"
+
+
+def test_the_log_of_an_attempt_without_a_job_is_followed_as_long_as_a_night_may_submit_one(
+    nightbridge: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = open_attempt(tmp_path / "ws", "test-2026-11-21-0123456789", ClusterSettings())
+    log = attempt.attempt_dir / "launcher.log"
+    log.write_text("packaging\n")
+    night = ExitStack()
+    night.enter_context(alive(tmp_path / "ws", "flow-run"))
+
+    def end_the_night(_seconds: float) -> None:
+        log.write_text("packaging\nrefused")
+        night.close()
+        monkeypatch.setattr(time, "sleep", never)
+
+    with night:
+        monkeypatch.setattr(time, "sleep", end_the_night)
+        code, out, err = nightbridge("logs", "-f", attempt.run_key, "--workspace", str(tmp_path / "ws"))
+    again = nightbridge("logs", "-f", attempt.run_key, "--workspace", str(tmp_path / "ws"))
+
+    assert (code, out) == (0, "packaging\nrefused\n")
+    assert f"the cluster knows no job of {attempt.name}, and no night is under way" in err
+    assert again == (code, out, err)
+
+
+def test_the_log_of_a_job_that_accounting_has_purged_is_not_followed_any_longer(
+    nightbridge: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = open_attempt(tmp_path / "ws", "test-2026-11-21-0123456789", ClusterSettings())
+    record_submission(attempt.attempt_dir, attempt.name, 7)
+    record_ended(builders.make_job(attempt.run_key, attempt.attempt_dir, job_id=7))
+    (attempt.attempt_dir / "log_7.out").write_text("the end\n")
+    monkeypatch.setattr(time, "sleep", never)
+
+    with alive(tmp_path / "ws", "another night"):
+        code, out, _ = nightbridge("logs", "-f", attempt.run_key, "--workspace", str(tmp_path / "ws"))
+
+    assert (code, out) == (0, "the end\n")
+
+
+def never(_seconds: float) -> None:
+    raise AssertionError("it is followed")
 
 
 def test_the_error_of_a_log_and_its_last_lines_are_shown(nightbridge: Program, tmp_path: Path) -> None:
