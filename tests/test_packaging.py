@@ -82,10 +82,11 @@ def test_a_wheel_holds_one_package_with_the_code_of_the_linked_folders(wheel: Pa
 
 @pytest.mark.thorough
 def test_a_wheel_that_is_made_of_the_sdist_is_the_same(wheel: Path, tmp_path: Path) -> None:
-    sdist = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", tmp_path]
+    sdist = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
     subprocess.run(sdist, cwd=ROOT, check=True, capture_output=True)
+    (made_of,) = tmp_path.glob("*.tar.gz")
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "--wheel-dir", tmp_path, *tmp_path.glob("*.tar.gz")], check=True, capture_output=True)
+    subprocess.run([*pip, "--wheel-dir", tmp_path, made_of], check=True, capture_output=True)
 
     made, own = (zipfile.ZipFile(path).namelist() for path in (next(tmp_path.glob("*.whl")), wheel))
 

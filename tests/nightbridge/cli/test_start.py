@@ -225,8 +225,10 @@ def test_a_demo_is_refused_in_a_folder_whose_path_the_launcher_would_alter(
 
 
 def test_what_it_says_to_do_next_names_the_demo_s_own_site(demo_of: Callable[..., tuple[int, str, str]]) -> None:
-    code, out, err = demo_of(make_verdict(VerdictStatus.REGRESSED, "slow", test_id="llama-small"))
+    slow = make_verdict(VerdictStatus.REGRESSED, "slow", test_id="llama-small")
+
+    code, out, err = demo_of(slow)
 
     told = [line for line in (out + err).splitlines() if "next: nightbridge" in line]
     assert (code, len(told)) == (0, 2)
-    assert all(line.endswith(" llama-small --system .nightbridge/demo/site.toml") for line in told)
+    assert all(line.endswith(" --system .nightbridge/demo/site.toml") for line in told)
