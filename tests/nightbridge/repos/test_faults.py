@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
+from nightbridge.errors import AccessRefused, InvalidInput, NightbridgeError, TransientError
 from nightbridge.repos.checkouts import check_out, find_changes
 from nightbridge.repos.mirrors import Mirror
 from tests.real.git_server import served_over_http
@@ -73,8 +73,8 @@ FAULTS = {
     "no answer with the objects": (answer_with(LOST, is_command), TransientError),
     "an early end": (damage_packs(lambda body: body[: body.index(PACK) + 200]), TransientError),
     "a damaged byte": (damage_packs(flip), TransientError),
-    "401": (answer_with(Answer(401, headers=(("WWW-Authenticate", 'Basic realm="git"'),)), is_refs), PermanentError),
-    "403": (answer_with(Answer(403), is_refs), PermanentError),
+    "401": (answer_with(Answer(401, headers=(("WWW-Authenticate", 'Basic realm="git"'),)), is_refs), AccessRefused),
+    "403": (answer_with(Answer(403), is_refs), AccessRefused),
     "404": (answer_with(Answer(404), is_refs), InvalidInput),
 }
 
