@@ -4,15 +4,12 @@ import json
 import subprocess
 import sys
 import time
-from contextlib import chdir
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from nightbridge.flows.deploy import deploy
 from nightbridge.flows.watchdog import watchdog
 from nightbridge.models import NightReport, Site, Verdict, VerdictStatus, utc_now
 from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
@@ -26,8 +23,8 @@ RUN_KEY = "llama-2026-11-21-0123456789"
 
 @pytest.fixture(scope="module")
 def deployed(prefect_server: PrefectServer) -> PrefectServer:
-    with temporary_settings({PREFECT_API_URL: prefect_server.api_url}), chdir(ROOT):
-        assert "deployment watchdog/watchdog" in list(deploy())
+    prefect_server.make_pool("nightbridge")
+    prefect_server.prefect("--no-prompt", "deploy", "--name", "watchdog", cwd=ROOT)
     return prefect_server
 
 
@@ -54,8 +51,7 @@ def run_watchdog(server: PrefectServer, **parameters: Any) -> dict[str, Any]:
     """Run the deployment as a worker does, and return its flow run."""
     given = {"by": f"{utc_now():%H:%M}", "timezone": "UTC", **parameters}
     deployment = server.ask("GET", "deployments/name/watchdog/watchdog")["id"]
-    asked = {"parameters": given, "enforce_parameter_schema": False}  # the form has the known time zones alone
-    flow_run = server.ask("POST", f"deployments/{deployment}/create_flow_run", asked)["id"]
+    flow_run = server.ask("POST", f"deployments/{deployment}/create_flow_run", {"parameters": given})["id"]
     done = subprocess.run(
         [sys.executable, "-m", "prefect.engine", flow_run],
         env=server.environment,
