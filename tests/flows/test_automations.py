@@ -22,8 +22,12 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def client(prefect_server: PrefectServer) -> Iterator[SyncPrefectClient]:
+    """What a test deploys for its cluster goes in the end: another file's deployments do not replace that."""
     with temporary_settings({PREFECT_API_URL: prefect_server.api_url}), get_client(sync_client=True) as made:
         yield made
+        for each in made.read_deployments():
+            if "cluster:hopper" in each.tags:
+                made.delete_deployment(each.id)
 
 
 def verdict(test_id: str, news: str) -> Verdict:
