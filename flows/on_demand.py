@@ -13,7 +13,7 @@ from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClusterField, MetricsField, NightField, RunField, StoreField, SystemField, TextField
 from nightbridge.gate.decisions import Decision, DecisionKind, StoredDecision
 from nightbridge.goldens.parity import Parity
-from nightbridge.models import ReferencePolicy, Site
+from nightbridge.models import ReferencePolicy, Site, utc_now
 from nightbridge.prune import Old, Policy
 from nightbridge.tasks.on_demand import (
     alerts_left,
@@ -51,7 +51,7 @@ def accept(  # noqa: D417  (`SiteChoice` describes the others)
         until: The last night that it holds for; none for one without an end.
     """
     site = site_of(system=system, store=store)
-    made = decide(run, kind, who=who, why=why, metrics=metrics, until=until or "", site=site)
+    made = decide(run, kind, who=who, why=why, metrics=metrics, until=until or "", when=utc_now(), site=site)
     return _state(made, "Decided", [f"{made.series}: {made.text}", *alerts_left(made, site)])
 
 

@@ -1,6 +1,7 @@
 """What people start from a form reads the store, the workspace or the site here."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from functools import partial
 
 from nightbridge.doctor import Check, checks
@@ -22,13 +23,21 @@ from nightbridge.tasks.stage import never_reused, stage
 
 @stage("accept", waits_for=(TransientError,))
 def decide(
-    run: str, kind: DecisionKind, *, who: str, why: str, metrics: Sequence[MetricName], until: str, site: Site
+    run: str,
+    kind: DecisionKind,
+    *,
+    who: str,
+    why: str,
+    metrics: Sequence[MetricName],
+    until: str,
+    when: datetime,
+    site: Site,
 ) -> Decision:
-    """Store a decision about the level of a run, or of the last run of a series. Raises as `accept` does."""
+    """Store a decision about the level of a run, or of the last run of a series, once. Raises as `accept` does."""
     store = store_of(site)
     target = run if is_series(run) else find_run(store, run)
     cluster = site.cluster.name
-    return accept(store, target, kind, who=who, why=why, metrics=metrics, until=until, cluster=cluster)
+    return accept(store, target, kind, who=who, why=why, metrics=metrics, until=until, cluster=cluster, when=when)
 
 
 @stage("accept-alerts", waits_for=(TransientError,), key=never_reused)

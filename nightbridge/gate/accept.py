@@ -3,6 +3,7 @@
 import re
 import statistics
 from collections.abc import Sequence
+from datetime import datetime
 from typing import cast, get_args
 
 from nightbridge.errors import InvalidInput
@@ -76,6 +77,7 @@ def accept(
     metrics: Sequence[MetricName] = (),
     until: str = "",
     cluster: str = "local",
+    when: datetime | None = None,
 ) -> Decision:
     """Decide about the level of a run, or of the last run of a series.
 
@@ -92,6 +94,8 @@ def accept(
         metrics: The metrics that it is about; none for all.
         until: The last night that it holds for; empty for one without an end.
         cluster: Name of the cluster, for a series; a run knows its own.
+        when: When it was decided; now when unset. One of that moment that is stored is returned: a try before this one,
+            which got no answer, has made it.
 
     Raises:
         InvalidInput: There is no such run or series, who or why is missing, its end is no date or before its level
@@ -109,7 +113,10 @@ def accept(
         raise InvalidInput(
             "no history", subject=f"{target} on {cluster}", advice="Check the name, --cluster and --store"
         )
-    decisions = as_of(rows[-1].night, read_decisions(store, cluster, series))
+    stored = read_decisions(store, cluster, series)
+    if made := next((one for one in stored if one.when == when), None):
+        return made
+    decisions = as_of(rows[-1].night, stored)
     found = trends(rows, decisions=decisions)
     if kind == "fixed":
         since, last = _fault(rows, found, decisions, metrics)
@@ -127,7 +134,7 @@ def accept(
         until=until,
         who=who,
         why=why,
-        when=utc_now(),
+        when=when or utc_now(),
     )
     if until and (kind == "fixed" or until < decision.since):
         advice = f"What is fixed has no end; name a night since {decision.since}, or leave --until out"

@@ -58,6 +58,7 @@ def test_prune_shows_each_thing_that_is_old_with_the_reason_and_removes_it_where
 
 @pytest.mark.usefixtures("flows_here")
 def test_a_store_that_is_away_for_a_moment_gets_one_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Away before it has answered that the decision is stored, and once more after that."""
     store = DirectoryStore(StoreSettings(url=f"file://{tmp_path}/store"))
     bad = {
         "cluster": "local",
@@ -67,13 +68,20 @@ def test_a_store_that_is_away_for_a_moment_gets_one_decision(tmp_path: Path, mon
     }
     row = row_of(make_record(), None).model_copy(update=bad)
     put_row(store, row)
-    away = [TransientError("the store is away", subject=store.url)]
+    away, put = [TransientError("the store is away", subject=store.url)] * 2, DirectoryStore.put_if_absent
+
+    def put_without_an_answer(to: DirectoryStore, key: str, data: bytes) -> bool:
+        stored = put(to, key, data)
+        if len(away) == 2:
+            raise away.pop()
+        return stored
 
     def away_at_first(of: DirectoryStore, decision: Decision) -> tuple[str, ...]:
         if away:
             raise away.pop()
         return still_alerts(of, decision)
 
+    monkeypatch.setattr(DirectoryStore, "put_if_absent", put_without_an_answer)
     monkeypatch.setattr(on_demand, "still_alerts", away_at_first)
     monkeypatch.setenv(DELAY_VARIABLE, "0.2")
 
