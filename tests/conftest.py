@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -222,6 +223,18 @@ def repositories(session_repositories: PracticeRepositories) -> Iterator[Practic
 def _move_back(repositories: PracticeRepositories) -> None:
     move_main(repositories, repositories.sha("main"))
     move_main(repositories, repositories.sha("main", "megatron_lm"), "megatron_lm")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of one megabyte, the folder `small` in the test's own."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -386,18 +385,6 @@ def test_folders_of_any_depth_have_a_size(tmp_path: Path) -> None:
         assert size_of(tmp_path / "runs") >= 8192
     finally:
         subprocess.run(["rm", "-r", tmp_path / "runs"], check=True)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of a megabyte."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small file system needs root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_old_things_go_from_a_disk_without_room_for_one_more_file(small_disk: Path) -> None:

@@ -237,46 +237,38 @@ def test_a_stopped_runner_ends_its_job_and_records_why(cluster: LocalCluster, tm
 # --- the disk is full ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of one megabyte."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small file system needs root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_a_job_that_fills_the_disk_has_its_own_end_and_costs_no_other_its_place(disk: Path, tmp_path: Path) -> None:
-    body = f"until test -e {tmp_path}/go; do sleep 0.05; done; cat /dev/zero > {disk}/checkpoint; echo $$ > {tmp_path}/pid; exit 3"
-    with local_cluster(disk, slots=1) as cluster:
+def test_a_job_that_fills_the_disk_has_its_own_end_and_costs_no_other_its_place(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    body = f"until test -e {tmp_path}/go; do sleep 0.05; done; cat /dev/zero > {small_disk}/checkpoint; echo $$ > {tmp_path}/pid; exit 3"
+    with local_cluster(small_disk, slots=1) as cluster:
         script = write_script(tmp_path / "job.sh", body)
-        ids = [cluster.submit("night-a1", script, [f"--chdir={disk}"]) for _ in range(2)]
+        ids = [cluster.submit("night-a1", script, [f"--chdir={small_disk}"]) for _ in range(2)]
         (tmp_path / "go").touch()
         pid = int(wait_for_text(tmp_path / "pid", "\n"))
         wait_until(lambda: not is_running(pid), "the script's end")
         time.sleep(0.5)
 
         assert [status(cluster, job_id).state for job_id in ids] == [JobState.RUNNING, JobState.PENDING]
-        (disk / "checkpoint").unlink()
+        (small_disk / "checkpoint").unlink()
 
         assert (wait_for_end(cluster, ids[0]).state, status(cluster, ids[0]).exit_code) == (JobState.FAILED, 3)
-        wait_until(lambda: (disk / "checkpoint").exists(), "the second job")
-        (disk / "checkpoint").unlink()
+        wait_until(lambda: (small_disk / "checkpoint").exists(), "the second job")
+        (small_disk / "checkpoint").unlink()
         assert wait_for_end(cluster, ids[1]).exit_code == 3
 
 
-def test_a_job_over_its_time_is_that_on_a_full_disk_as_well(disk: Path, tmp_path: Path) -> None:
-    body = f"echo $$ > {tmp_path}/pid; cat /dev/zero > {disk}/checkpoint; sleep 600"
-    with local_cluster(disk) as cluster:
-        job_id = cluster.submit("night-a1", write_script(tmp_path / "job.sh", body), [f"--chdir={disk}", "--time=0:01"])
+def test_a_job_over_its_time_is_that_on_a_full_disk_as_well(small_disk: Path, tmp_path: Path) -> None:
+    body = f"echo $$ > {tmp_path}/pid; cat /dev/zero > {small_disk}/checkpoint; sleep 600"
+    with local_cluster(small_disk) as cluster:
+        job_id = cluster.submit(
+            "night-a1", write_script(tmp_path / "job.sh", body), [f"--chdir={small_disk}", "--time=0:01"]
+        )
         pid = int(wait_for_text(tmp_path / "pid", "\n"))
         wait_until(lambda: not is_running(pid), "the script's end")
         time.sleep(0.5)
 
-        (disk / "checkpoint").unlink()
+        (small_disk / "checkpoint").unlink()
 
         assert wait_for_end(cluster, job_id).state is JobState.TIMEOUT
 

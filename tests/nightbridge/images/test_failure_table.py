@@ -6,7 +6,6 @@ it: in the registry's answers, on a small disk, or by a kill.
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,18 +98,6 @@ def children_of_threads(pid: int) -> list[int]:
     return [int(child) for path in files for child in path.read_text().split()]
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[None]:
-    """A disk of one megabyte at `small`."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small file system needs root")
-    yield
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 @pytest.fixture(params=["scripted", "real"])
 def enroot_that_fails(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -163,7 +150,7 @@ def end_fault(enroot: Enroot) -> None:
         enroot._proxy.before = enroot._proxy.after = lambda _: None
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small_disk")
 @pytest.mark.parametrize("fault", ["disk", "cache-disk"])
 def test_a_disk_that_fills_up_is_permanent_and_the_advice_names_the_settings(
     enroot_that_fails: Enroot, fault: str
