@@ -285,8 +285,7 @@ def disk_usage(workspace: Path, environments: Path, images: Path) -> list[Usage]
     return sorted(found, key=lambda usage: -usage.size)
 
 
-_IMAGE = re.compile(r"[0-9a-f]{64}\.sqsh")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+_IMAGE_NAME = re.compile(r"[0-9a-f]{64}(-\w+)?")
 
 
 def find_old_images(
@@ -302,7 +301,7 @@ def find_old_images(
     Raises:
         PermanentError: The jobs that use the images are unknown.
     """
-    imported = (path for path in images.absolute().glob("*.sqsh") if _IMAGE.fullmatch(path.name))
+    imported = (path for path in images.absolute().glob("*.sqsh") if _IMAGE_NAME.fullmatch(path.stem))
     candidates = _still_there(lambda path: Removal.candidate(path, path.stat().st_size, _last_used(path)), imported)
     bases = (temporary_folder((settings or ImageImport()).temp),)
     return [
@@ -323,7 +322,7 @@ def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) ->
     removed = []
     for removal in removals:
         path = removal.path
-        with brief_lease(images.absolute() / f".{_named(path, _DIGEST)}.lease"):
+        with brief_lease(images.absolute() / f".{_named(path, _IMAGE_NAME)}.lease"):
             if not removal.is_unused or path.name in _text_of_live_jobs(images, workspace):
                 continue
             if path.is_dir():

@@ -148,10 +148,11 @@ def make_test(
     return TestDefinition(name=given["id"], cmd_args=written, **given)
 
 
-def make_image_spec(image: str | None, night: str = "2026-11-21") -> RunSpec:
+def make_image_spec(image: str | None, night: str = "2026-11-21", **cmd_args: Any) -> RunSpec:
     """A run in an image; None names none."""
     repo = GitRepo(url="https://git.example.org/x.git")
-    cmd_args = {} if image is None else {"container_image": image}
+    if image is not None:
+        cmd_args["container_image"] = image
     test = TestDefinition(id="t", name="t", cmd_args=cmd_args, git_repos=(repo,), nemo_run_repo=repo)
     return RunSpec(scenario="s", night=night, test=test)
 

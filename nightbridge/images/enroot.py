@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -71,7 +71,7 @@ class Enroot(Model):
             return registry_digest(reference, self.credentials.get_secret_value())
         with enroot_config(self.credentials.get_secret_value()) as config:
             finished = run(
-                [self.program, "digest", reference.uri(self.major)],
+                [self.program, "digest", *_arch_option(reference), reference.uri(self.major)],
                 environment={**self._environment(), **config},
                 timeout=DIGEST_TIMEOUT_SECONDS,
             )
@@ -91,7 +91,7 @@ class Enroot(Model):
         The file of a failed import is removed.
 
         Raises:
-            InvalidInput: There is no such image.
+            InvalidInput: There is no such image, or none for the wanted processor.
             PermanentError: The registry refuses us, a disk is full, or enroot lacks a tool.
             TransientError: The registry is unreachable or busy, a layer was corrupted, or enroot was killed.
         """
@@ -103,13 +103,14 @@ class Enroot(Model):
             # A killed enroot leaves its folder behind; in one of ours it is found again.
             with scratch_dir(output, temp) as folder, enroot_config(self.credentials.get_secret_value()) as config:
                 finished = run(
-                    [self.program, "import", "--output", output, reference.uri(self.major)],
+                    [self.program, "import", *_arch_option(reference), "--output", output, reference.uri(self.major)],
                     environment={**self._environment(), **config, "ENROOT_TEMP_PATH": str(folder)},
                     timeout=IMPORT_TIMEOUT_SECONDS,
                     on_line=lambda line: log.info("enroot: %s", line) if line.startswith("[INFO]") else None,
                 )
             if finished.code:
                 raise classify_failure(finished, reference)
+            _check_arch(finished, reference)
         except BaseException:
             output.unlink(missing_ok=True)
             raise
@@ -118,6 +119,21 @@ class Enroot(Model):
     def _environment(self) -> Mapping[str, str]:
         cache = {"ENROOT_CACHE_PATH": str(self.settings.cache)} if self.settings.cache else {}
         return {**DEFAULTS, **os.environ, **cache}
+
+
+def _arch_option(reference: ImageReference) -> Sequence[str]:
+    return ("--arch", reference.arch) if reference.arch else ()
+
+
+def _check_arch(finished: Finished, reference: ImageReference) -> None:
+    """Raise if enroot only warned that the image is for another processor than the one that was wanted."""
+    other = re.search(r"architecture doesn't match the requested one: (\S+) != (\S+)", finished.stderr)
+    if other and reference.arch:
+        raise InvalidInput(
+            f"the image is for {other[1]}, and the nodes of this GPU type are {other[2]}",
+            subject=str(reference),
+            advice="Name an image that is built for both, or the one for these nodes",
+        )
 
 
 def find_enroot(settings: ImageImport | None = None, credentials: str = "") -> Enroot:

@@ -11,7 +11,7 @@ import re
 import shutil
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +35,9 @@ from nightbridge.processes import run
 log = logging.getLogger(__name__)
 
 NO_CONTAINER = "none"
+
+_ARCH: Mapping[str, str] = dict.fromkeys(("gh200", "gb200", "gb300", "vr200"), "aarch64")
+"""The nodes' processor, where a GPU type is only built with that one; login nodes often have another."""
 
 
 class ImageRecord(StoredModel):
@@ -65,7 +68,8 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
     """Return the image that a run names with `container_image`.
 
     `none` is the declared absence of a container. The path of a .sqsh file is checked and used where it lies. A
-    reference is resolved to a digest once per night and imported once per digest, to `<images>/<digest>.sqsh`.
+    reference is resolved to a digest once per night and imported once per digest, to `<images>/<digest>.sqsh`. For GPU
+    types whose nodes are known to be aarch64 that image of several is taken, to `<images>/<digest>-aarch64.sqsh`.
 
     `importer` finds what imports, once there is something to import: this machine's enroot when unset.
 
@@ -86,7 +90,8 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
     if is_path(written):
         return _local_image(written, site.workspace)
     find = importer or (lambda: find_enroot(site.image_import))
-    reference = parse_reference(written)
+    arch = _ARCH.get(str(spec.test.cmd_args.get("gpu_type")).lower())
+    reference = parse_reference(written).model_copy(update={"arch": arch})
     digest = reference.digest
     if digest is None:
         digest = get_or_create(
@@ -164,7 +169,7 @@ def _local_image(written: str, workspace: Path) -> Image:
 def _registry_image(
     reference: ImageReference, digest: str, images: Path, workspace: Path, find: Callable[[], Importer]
 ) -> Image:
-    name = digest.removeprefix("sha256:")
+    name = reference.file_name
     path = images / f"{name}.sqsh"
     sidecar = path.with_suffix(".json")
     with lease(images / f".{name}.lease", timeout=IMPORT_TIMEOUT_SECONDS) as held:

@@ -71,7 +71,7 @@ class NodeImporter:
         try:
             finished = self._run_on_node(
                 # The folder's own part keeps apart the jobs of several workspaces that import the same image.
-                scratch_name(output).partition(".")[0] + f"-{str(reference.digest).removeprefix('sha256:')[:_DIGITS]}",
+                scratch_name(output).partition(".")[0] + f"-{reference.file_name[:_DIGITS]}{reference.file_name[64:]}",
                 own_program("nightbridge.images.on_node", [request.model_dump_json()]),
                 environment={name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)},
                 timeout=IMPORT_TIMEOUT_SECONDS,
@@ -116,8 +116,8 @@ def run_import(request: ImportRequest, credentials: str) -> ImportResult:
     try:
         with named_write_errors(request.reference, request.output.parent):
             importer = find_enroot(request.settings, credentials)
-            name = str(request.reference.digest).removeprefix("sha256:")
-            remove_scratch_dirs(request.output.parent.parent, name, importer.scratch_parents)
+            images = request.output.parent.parent
+            remove_scratch_dirs(images, request.reference.file_name, importer.scratch_parents)
             return ImportResult(tool=f"{importer.import_image(request.reference, request.output)} on {node}")
     except NightbridgeError as error:
         failure = Failure.of(error)

@@ -53,13 +53,18 @@ _REFERENCE = re.compile(
 
 
 class ImageReference(Model):
-    """A reference in its parts. `registry` None is Docker Hub; a digest, where there is one, decides over the tag."""
+    """A reference in its parts. `registry` None is Docker Hub; a digest, where there is one, decides over the tag.
+
+    `arch` is the processor for which an image of several is wanted, as `uname -m` names it; None is that of the machine
+    that imports.
+    """
 
     user: str | None = None
     registry: str | None = None
     name: str
     tag: str | None = None
     digest: str | None = None
+    arch: str | None = None
 
     def __str__(self) -> str:
         return (
@@ -71,8 +76,17 @@ class ImageReference(Model):
 
     @property
     def identity(self) -> str:
-        """Sixteen hex digits for this reference, whichever way it was written."""
-        return hashlib.sha256(str(self).encode()).hexdigest()[:16]
+        """Sixteen hex digits, and the processor, for this reference, whichever way it was written."""
+        return hashlib.sha256(str(self).encode()).hexdigest()[:16] + self._of_arch
+
+    @property
+    def file_name(self) -> str:
+        """The name, without ending, of the file of an image of known digest, which may be that of several images."""
+        return str(self.digest).removeprefix("sha256:") + self._of_arch
+
+    @property
+    def _of_arch(self) -> str:
+        return f"-{self.arch}" if self.arch else ""
 
     def uri(self, enroot_major: int) -> str:
         """The address that `enroot import` takes.

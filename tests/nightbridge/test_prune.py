@@ -82,8 +82,8 @@ class Place:
         self.age(folder, days)
         return folder
 
-    def image(self, digit: str, days: float) -> Path:
-        path = self.images / f"{digit * 64}.sqsh"
+    def image(self, digit: str, days: float, arch: str = "") -> Path:
+        path = self.images / f"{digit * 64}{arch}.sqsh"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * 1000)
         path.with_suffix(".json").write_text("{}")
@@ -163,7 +163,8 @@ def test_a_checkout_that_is_wanted_between_listing_and_removal_stays(place: Plac
 
 
 def test_old_images_go_with_their_sidecars_and_what_people_brought_stays(place: Place) -> None:
-    old, new, used = place.image("a", 40), place.image("b", 3), place.image("c", 50)
+    old, new, used = place.image("a", 40, "-aarch64"), place.image("b", 3), place.image("c", 50)
+    same = place.image("a", 3)
     brought = place.images / "nemo.sqsh"
     brought.write_bytes(b"x")
     place.age(brought, 400)
@@ -174,7 +175,8 @@ def test_old_images_go_with_their_sidecars_and_what_people_brought_stays(place: 
     assert remove_images(place.workspace, place.images, found) == found
 
     left = {path.name for path in place.images.iterdir()}
-    assert left == {f"{path.stem}{suffix}" for path in (new, used) for suffix in (".sqsh", ".json")} | {"nemo.sqsh"}
+    kept = {f"{path.stem}{suffix}" for path in (same, new, used) for suffix in (".sqsh", ".json")}
+    assert left == kept | {"nemo.sqsh"}
 
 
 def test_what_killed_check_outs_left_goes_and_what_may_still_be_at_work_stays(place: Place) -> None:

@@ -22,10 +22,12 @@ ENROOT = r"""#!/bin/sh
 here=@HERE@
 echo "$*" >> $here/calls
 command=$1
+shift
+if [ "$1" = --arch ]; then shift 2; fi
 case $command in
 version) cat $here/version; exit 0 ;;
-digest) uri=$2 ;;
-import) shift; [ "$1" = --output ] || { echo "Usage: enroot import" >&2; exit 1; }; output=$2 uri=$3 ;;
+digest) uri=$1 ;;
+import) [ "$1" = --output ] || { echo "Usage: enroot import" >&2; exit 1; }; output=$2 uri=$3 ;;
 *) echo "Usage: enroot COMMAND" >&2; exit 1 ;;
 esac
 env | grep ^ENROOT_ > $here/environment
@@ -58,6 +60,7 @@ cut) head -c 100 $here/image > "$output"; exit 0 ;;
 nothing) exit 0 ;;
 hang) echo $$ > $here/hanging; head -c 9000 /dev/zero > "$output"; exec sleep 60 ;;
 slow) sleep 0.3 ;;
+arch) echo "[WARN] Image architecture doesn't match the requested one: amd64 != arm64" >&2 ;;
 esac
 case $command in
 digest) cat $here/digest ;;

@@ -122,6 +122,33 @@ def test_a_reference_is_imported_by_its_digest(site: Site, enroot: Any, tiny_ima
     assert sidecar["tool"] == "enroot 4.1.2"
 
 
+@pytest.mark.parametrize("gpu_type", ["gb200", "GB300", "vr200"])
+def test_nodes_of_another_processor_than_this_host_get_an_image_of_their_own(
+    site: Site, enroot: Any, gpu_type: str
+) -> None:
+    here = pull_image(make_image_spec(NEMO, gpu_type="h100"), site)
+
+    there = pull_image(make_image_spec(NEMO, gpu_type=gpu_type), site)
+
+    assert here.path == site.images_dir / f"{HEX}.sqsh"
+    assert there.path == site.images_dir / f"{HEX}-aarch64.sqsh"
+    assert there.digest == here.digest
+    assert [call.split()[1] for call in enroot.calls("import")] == ["--output", "--arch"]
+    # enroot's digest is that of the image for one processor, where there are several.
+    assert [call.split()[1:3] for call in enroot.calls("digest")][1] == ["--arch", "aarch64"]
+    assert pull_image(make_image_spec(NEMO, gpu_type=gpu_type), site) == there
+    assert len(enroot.calls("import")) == 2
+
+
+def test_an_image_that_is_for_another_processor_only_is_refused(site: Site, enroot: Any) -> None:
+    enroot.fail_once("arch")
+
+    with pytest.raises(InvalidInput, match=r"the image is for amd64, and the nodes of this GPU type are arm64"):
+        pull_image(make_image_spec(NEMO, gpu_type="gb200"), site)
+
+    assert not list(site.images_dir.glob("*.sqsh"))
+
+
 def test_it_is_imported_once_and_later_needs_no_enroot(site: Site, enroot: Any) -> None:
     first = pull_image(make_image_spec(NEMO), site)
     enroot.program.unlink()

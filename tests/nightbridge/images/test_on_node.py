@@ -73,6 +73,14 @@ def test_the_image_is_made_there_checked_here_and_the_sidecar_names_the_node(
     assert list((site.workspace.parent / "temp").iterdir()) == []
 
 
+def test_the_node_imports_the_image_for_the_processor_of_the_nodes(site: Site, enroot: Any) -> None:
+    image = pull_image(make_image_spec(PINNED, gpu_type="gb200"), site, lambda: importer(site))
+
+    assert image.path == site.images_dir / f"{HEX}-aarch64.sqsh"
+    (call,) = enroot.calls("import")
+    assert call.startswith("import --arch aarch64 --output ")
+
+
 @pytest.mark.parametrize(
     ("fault", "kind", "message"),
     [
