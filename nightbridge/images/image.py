@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 NO_CONTAINER = "none"
 
-_ARCH: Mapping[str, str] = dict.fromkeys(("gh200", "gb200", "gb300", "vr200"), "aarch64")
+_ARCH: Mapping[str, str] = dict.fromkeys(("gb200", "gb300", "vr200"), "aarch64")
 """The nodes' processor, where a GPU type is only built with that one; login nodes often have another."""
 
 
