@@ -395,7 +395,8 @@ def is_end_expected(job: Job, run: RunSpec, workspace: Path, is_active: Callable
 
     Slurm knows of its end before the process that watches it has recorded it.
     """
-    return any(other.submitted_at <= job.submitted_at for other in _watched(run, workspace, is_active))
+    unrecorded = _unrecorded(run, workspace, is_active)
+    return any(other.is_watched and other.submission.submitted_at <= job.submitted_at for other in unrecorded)
 
 
 def unrecorded_ends(
@@ -408,20 +409,35 @@ def unrecorded_ends(
 
     Raises:
         StatusUnknown: Slurm did not answer.
+        LaunchRefused: A job that had to end well is over, and the run that it belongs to failed before it recorded how.
     """
-    job_ids = [submission.job_id for submission in _watched(run, workspace, is_active)]
-    known = cluster.states(job_ids)
-    return tuple(job_id for job_id in job_ids if job_id not in known or known[job_id].state in TERMINAL)
+    unrecorded = list(_unrecorded(run, workspace, is_active))
+    known = cluster.states([each.submission.job_id for each in unrecorded])
+    over = [
+        each for each in unrecorded if (status := known.get(each.submission.job_id)) is None or status.state in TERMINAL
+    ]
+    for each in over:
+        if not each.is_watched:
+            _check_end(run, each.dependency, f"failed before it recorded how job {each.submission.job_id} ended")
+    return tuple(each.submission.job_id for each in over if each.is_watched)
 
 
-def _watched(run: RunSpec, workspace: Path, is_active: Callable[[str], bool]) -> Iterator[Submission]:
-    """The jobs that a run depends on and whose ends the runs that they belong to have still to record."""
-    for run_key in (key for dependency in run.after for key in dependency.run_keys):
+class _Unrecorded(NamedTuple):
+    """A job that a run depends on and whose end is not recorded."""
+
+    dependency: RunDependency
+    submission: Submission
+    is_watched: bool
+    """Whether the run that it belongs to is there to record it."""
+
+
+def _unrecorded(run: RunSpec, workspace: Path, is_active: Callable[[str], bool]) -> Iterator[_Unrecorded]:
+    for dependency, run_key in ((each, run_key) for each in run.after for run_key in each.run_keys):
         # Checked before the records are read: what is recorded in between is seen there.
-        may_record = is_active(run_key)
+        is_watched = is_active(run_key)
         submission, ended = _newest_job(run_key, workspace)
-        if may_record and ended is None and submission is not None:
-            yield submission
+        if ended is None and submission is not None:
+            yield _Unrecorded(dependency, submission, is_watched)
 
 
 class NotSubmittedYet(Exception):

@@ -231,6 +231,21 @@ def test_a_job_whose_dependency_is_over_is_not_submitted_before_that_end_is_reco
     assert slurm.dependencies() == []
 
 
+def test_a_job_whose_dependency_is_over_is_refused_where_nobody_is_there_to_record_that_end(tmp_path: Path) -> None:
+    """As of a resumed night in which the run that it depends on has failed before it found its job's end."""
+    slurm = FullQueue(tmp_path, "start_post_success", Outcome.PROGRAM_ERROR)
+    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\n")
+
+    @flow
+    def night() -> None:
+        with pytest.raises(LaunchRefused, match="'base' has ended well, and that failed before it recorded how job 11"):
+            submit(slurm.run, slurm.plan, slurm.site)
+
+    night()
+
+    assert slurm.dependencies() == []
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_slot_is_given_back_for_the_next_attempt_of_what_a_run_depends_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
