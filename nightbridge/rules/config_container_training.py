@@ -280,9 +280,10 @@ def _schedule_length(c: ConfigContainer) -> Iterator[str]:
         yield f"scheduler.max_steps {longest} must be positive"
     elif longest is not None and iterations is not None and longest < iterations:
         yield f"scheduler.max_steps {longest} is less than train.train_iters {iterations}; raise it"
-    decay = c.decay_samples
-    if iterations != 0 and decay is not None and decay <= 0:
-        yield f"the learning rate decays over {decay} samples; it needs at least one"
+    lengths = ("scheduler.lr_decay_samples", "scheduler.lr_decay_iters", "train.train_iters")
+    name, decay = next(((name, length) for name in lengths if (length := c.integer(name)) is not None), ("", 1))
+    if longest is None and iterations != 0 and decay <= 0:
+        yield f"{name} {decay}: the learning rate needs at least one step to decay"
 
 
 @rule("container-schedule-override", VALIDATE, ("scheduler",))

@@ -89,13 +89,25 @@ def check_dumped(dumped: ConfigContainer, test: TestDefinition) -> tuple[tuple[V
     Overrides whose names are not in the dump are left out: the rules on overrides decide about those.
     """
     gpus = num_gpus(test)
-    container = dumped
-    for override in _tonight(test, dumped):
+    container, written = dumped, tuple(_tonight(test, dumped))
+    for override, _ in written:
         with suppress(InvalidInput):
             container = with_overrides(container, [override])
     before = {(found.rule, found.message) for found in check_container(dumped, gpus)}
     broken = (found for found in check_container(container, gpus) if (found.rule, found.message) not in before)
-    return tuple(with_places(found, test, test.source) for found in broken), container_differences(dumped, container)
+    placed = (with_places(found, test, test.source, _keys_of(found, written)) for found in broken)
+    return tuple(placed), container_differences(dumped, container)
+
+
+def _keys_of(found: Violation, written: Iterable[tuple[str, str]]) -> list[str]:
+    """The keys of a test that set what a violation of its configuration names, else of those that its rule reads."""
+    set_by = [(_path(override).replace("model.transformer.", "model."), key) for override, key in written]
+    named = [key for path, key in set_by if names(found.message, path)]
+    return named or [key for path, key in set_by if path in found.fields]
+
+
+def _path(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
 
 
 def check_defaults(schema: ConfigSchema, test: TestDefinition) -> Iterator[Violation]:
@@ -105,12 +117,12 @@ def check_defaults(schema: ConfigSchema, test: TestDefinition) -> Iterator[Viola
     what the recipe and the launcher always set.
     """
     defaults = ConfigContainer(Path("defaults"), {"model": {}, "train": {}, **schema.defaults})
-    overrides = {key.lstrip("+~") for key in test.extra_cmd_args}
-    given = overrides | {override.partition("=")[0] for override in _tonight(test, defaults)}
+    overrides = {path for _, path, _ in launcher.overrides_of(test)}
+    given = {_path(override) for override, _ in _tonight(test, defaults)}
     for found in check_dumped(defaults, test)[0]:
         sections = {field.partition(".")[0] for field in found.fields}
-        keys = (f"{section}.{key}" for section in sections for key in schema.defaults.get(section, ()))
-        named = {key for key in keys if names(found.message, key)}
+        keys = {f"{section}.{key}" for section in sections for key in schema.defaults.get(section, ())}
+        named = {key for key in keys | (sections & overrides) if names(found.message, key)}
         # The recipe chooses the class of model and dataset, and so their defaults.
         if sections & {"model", "dataset"} or not named & overrides or "checkpoint.save" in named:
             continue
@@ -121,17 +133,18 @@ def check_defaults(schema: ConfigSchema, test: TestDefinition) -> Iterator[Viola
             yield found.model_copy(update={"severity": "warning", "message": message})
 
 
-def _tonight(test: TestDefinition, dumped: ConfigContainer) -> Iterator[str]:
-    """A test's overrides, then its flags, as the launcher lays them over its recipe."""
+def _tonight(test: TestDefinition, dumped: ConfigContainer) -> Iterator[tuple[str, str]]:
+    """A test's overrides, then its flags, as the launcher lays them over its recipe, and the key of each."""
     for key, _, value in launcher.overrides_of(test):
-        yield key if value is None else f"{key}={value}"
+        yield key if value is None else f"{key}={value}", f"extra_cmd_args.{key}"
     nested = isinstance(dumped.table["model"].get("transformer"), Mapping)
     for path, flag in launcher.SET_BY_FLAGS.items():
         given = test.cmd_args.get(flag)
         if isinstance(given, int | float) or (isinstance(given, str) and given != "None"):
             # Since v0.6.0 all of the model's fields that flags set but one are below `model.transformer`.
             is_moved = nested and flag != "seq_length"
-            yield f"{path.replace('model.', 'model.transformer.', 1) if is_moved else path}={json.dumps(given)}"
+            field = path.replace("model.", "model.transformer.", 1) if is_moved else path
+            yield f"{field}={json.dumps(given)}", f"cmd_args.{flag}"
 
 
 def errors_of(violations: Iterable[Violation]) -> tuple[Violation, ...]:

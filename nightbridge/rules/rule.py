@@ -202,14 +202,16 @@ class RuleContext:
         return {field: size for field in fields if (size := self.integer(field)) is not None}
 
 
-def with_places(violation: Violation, read: TestDefinition | ConfigContainer, source: str) -> Violation:
-    """The violation with the lines of the keys that its message names, else of those that its rule reads."""
+def with_places(
+    violation: Violation, read: TestDefinition | ConfigContainer, source: str, keys: Iterable[str] = ()
+) -> Violation:
+    """The violation with the lines of these keys, else of those that its message names or that its rule reads."""
     tables = tuple(f"{field}." for field in violation.fields if "." not in field)
     below = (key for key in read.lines if key.startswith(tables))
     said = violation.message.partition("; did you mean ")[0]  # the nearest name may be written elsewhere
     named = [key for key in dict.fromkeys((*violation.fields, *below)) if names(said, key)]
     exact = [key for key in named if not any(other.startswith(f"{key}.") for other in named)]
-    written = exact or [key for key in violation.fields if key in read.lines] or ["cmd_args"]
+    written = [*keys] or exact or [key for key in violation.fields if key in read.lines] or ["cmd_args"]
     places = (read.lines.get(key) or read.lines.get(key.partition(".")[0]) or source for key in written)
     return violation.model_copy(update={"places": tuple(filter(None, dict.fromkeys(places)))})
 

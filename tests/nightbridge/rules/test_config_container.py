@@ -118,7 +118,7 @@ BREAKS: list[tuple[str, dict[str, Any], str]] = [
         {"train.global_batch_size": None, "validation.eval_global_batch_size": 128},
         "train.global_batch_size is not set",
     ),
-    ("container-schedule-length", {"scheduler.lr_decay_iters": 0}, "decays over 0 samples"),
+    ("container-schedule-length", {"scheduler.lr_decay_iters": 0}, "lr_decay_iters 0: the learning rate needs"),
     ("container-deterministic", {"model.deterministic_mode": True}, "it is not set"),
     ("container-eval-batch", {"validation.eval_global_batch_size": 130}, "130 is not a multiple of"),
     ("container-eval-batch", {"train.global_batch_size": None}, "train.global_batch_size is not set"),
@@ -161,7 +161,7 @@ BREAKS: list[tuple[str, dict[str, Any], str]] = [
     ("container-schedule-mode", {"scheduler.lr_warmup_fraction": 0.1}, "both set"),
     ("container-schedule-length", {"scheduler.max_steps": 10}, "10 is less than train.train_iters 50"),
     ("container-schedule-length", {"scheduler.max_steps": 0}, "must be positive"),
-    ("container-schedule-length", {"scheduler.lr_decay_iters": -5}, "decays over -640 samples"),
+    ("container-schedule-length", {"scheduler.lr_decay_iters": -5}, "lr_decay_iters -5: the learning rate needs"),
     (
         "container-schedule-override",
         {"scheduler.override_opt_param_scheduler": True, "scheduler.use_checkpoint_opt_param_scheduler": True},

@@ -52,9 +52,34 @@ def test_what_tonights_flags_and_overrides_break_is_told_and_what_differs() -> N
     assert all(found.places for found in violations)
 
 
+def test_what_is_broken_is_told_with_the_lines_of_the_keys_that_set_it() -> None:
+    lines = {"git_repos": "t.toml:2", "cmd_args": "t.toml:5", "extra_cmd_args": "t.toml:20"}
+    lines |= {f"cmd_args.{key}": f"t.toml:{line}" for key, line in (("gb", 9), ("mb", 10), ("pp", 11))}
+    lines |= {"extra_cmd_args.scheduler.lr_decay_iters": "t.toml:21"}
+    overrides = {"scheduler.lr_decay_iters": "0"}
+    test = make_test({"num_gpus": 16, "gb": 13, "mb": 1, "pp": 4}, extra_cmd_args=overrides, lines=lines)
+
+    violations, _ = check_dumped(dump(pipeline_model_parallel_size=1, pipeline_dtype="bf16"), test)
+
+    assert {found.rule: found.places for found in violations} == {
+        "container-schedule-length": ("t.toml:21",),
+        "container-layers": ("t.toml:11",),
+        "container-train-batch": ("t.toml:9", "t.toml:10"),
+        "container-eval-batch": ("t.toml:9", "t.toml:11"),
+    }
+
+
 SCHEMA = ConfigSchema(
     classes={
-        CONTAINER: ConfigClass(fields={"checkpoint": "c:Checkpoint", "scheduler": "c:Scheduler", "model": "c:Model"}),
+        CONTAINER: ConfigClass(
+            fields={
+                "checkpoint": "c:Checkpoint",
+                "scheduler": "c:Scheduler",
+                "model": "c:Model",
+                "mixed_precision": "c:Precision | str",
+            }
+        ),
+        "c:Precision": ConfigClass(defaults={"bf16": False}, fields={"bf16": "bool"}),
         "c:Model": ConfigClass(defaults={"cpu_offloading": True}, fields={"cpu_offloading": "bool"}),
         "c:Checkpoint": ConfigClass(
             defaults={"load_main_params_from_ckpt": False, "load_optim": True, "async_save": False},
@@ -62,8 +87,8 @@ SCHEMA = ConfigSchema(
         ),
         "c:Scheduler": ConfigClass(bases=("c:Schedule",)),
         "c:Schedule": ConfigClass(
-            defaults={"lr_warmup_fraction": None, "lr_warmup_iters": 0},
-            fields={"lr_warmup_fraction": "float | None", "lr_warmup_iters": "int"},
+            defaults={"lr_warmup_fraction": None, "lr_warmup_iters": 0, "lr_decay_iters": None},
+            fields={"lr_warmup_fraction": "float | None", "lr_warmup_iters": "int", "lr_decay_iters": "int | None"},
         ),
     }
 )
@@ -88,6 +113,12 @@ SCHEMA = ConfigSchema(
             "error",
             "scheduler.lr_warmup_fraction and lr_warmup_iters are both set; keep one",
         ),
+        (
+            {"scheduler.lr_decay_iters": "0"},
+            "error",
+            "scheduler.lr_decay_iters 0: the learning rate needs at least one step to decay",
+        ),
+        ({"mixed_precision": "bf17_mixed"}, "error", "mixed_precision 'bf17_mixed' is no recipe; use bf16_mixed"),
     ],
 )
 def test_overrides_are_checked_in_the_defaults_of_the_pinned_classes(
