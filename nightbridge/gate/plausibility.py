@@ -193,7 +193,9 @@ def _lost_updates(record: RunRecord) -> Iterator[str]:
     smallest, largest = summary.grad_norm_min, summary.grad_norm_max
     # Without clipping Megatron-LM does not compute the norm and logs 0. The log rounds a small one to 0.
     clipped = 0 not in summary.ran.get("gradient clipping", {}).values()
-    if clipped and smallest is not None and (smallest if summary.source == "tensorboard" else largest) == 0:
+    if smallest is not None and smallest < 0:
+        yield f"impossible: a gradient norm of {smallest:.4g}; a norm is never negative"
+    elif clipped and smallest is not None and (smallest if summary.source == "tensorboard" else largest) == 0:
         yield "impossible: a gradient norm of 0; no gradient reached the optimizer"
     for what, count, most in (
         ("skipped", summary.skipped_iterations, gate.skipped_iterations),

@@ -183,6 +183,7 @@ _ROWS = (
         band=0.5,
         must_be_positive=False,
         least_change=0.1,
+        too_good=0.95,  # no more than noise and a spike in some nights explain
         fact="losses",
         tag="grad-norm",
     ),

@@ -257,7 +257,7 @@ class Summary(StoredModel):
     slow_steps: float | None = Field(None, description="95th percentile over median of the steady step times.")
     slow_pattern: str = Field("", description="Which steps are slow, in words; empty where none is.")
     warmup_step_time: float | None = Field(
-        None, description="Mean from the second step up to the steady window, seconds."
+        None, description="Mean from the second step up to the steady window, seconds, with the time between steps."
     )
     first_step_time: float | None = Field(None, description="The first step, which compiles and captures, seconds.")
     tail_slowdown: float | None = Field(

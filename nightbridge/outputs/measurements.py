@@ -290,7 +290,9 @@ def summarise(
         wall_step_time=_wall_step_time(curves, times),
         slow_steps=_ratio(measured.get("step_time_p95"), measured.get("step_time")),
         slow_pattern=slow_pattern(times),
-        warmup_step_time=_mean(curves.due("step_time", early[early.index > curves.start + 1])),
+        warmup_step_time=_wall_step_time(
+            curves, curves.due("step_time", early[early.index > curves.start + 1]), since=curves.start + 1
+        ),
         first_step_time=_mean(early[early.index == curves.start + 1]["step_time"]),
         tail_slowdown=tail_slowdown(times),
         tokens_per_second_per_gpu=_tokens_per_second(curves, window, measured.get("step_time"), settings),
@@ -363,17 +365,22 @@ def _ratio(one: float | None, other: float | None) -> float | None:
     return one / other if one is not None and other else None
 
 
-def _wall_step_time(curves: Curves, values: "pd.Series[float]") -> float | None:
+def _wall_step_time(curves: Curves, values: "pd.Series[float]", since: int | None = None) -> float | None:
     """The mean step time, or more where the events' own times say that there were pauses between the steps.
 
-    The pause of a restart is the machine's.
+    The pause of a restart is the machine's. `since`: the step with whose end the first of them began; None where a
+    pause before that one is none of theirs.
     """
     import numpy as np
 
     mean = _mean(values)
+    if mean is None:
+        return None
+    first = values.index[0] if since is None else since
     recorded = _step_times(curves)
-    times = recorded[recorded["step"].isin(values.index)].groupby("step")["wall_time"].max()
-    if mean is None or len(times) < 2 or times.index[-1] - times.index[0] != values.index[-1] - values.index[0]:
+    is_theirs = recorded["step"].isin(values.index) | (recorded["step"] == first)
+    times = recorded[is_theirs].groupby("step")["wall_time"].max()
+    if len(times) < 2 or times.index[-1] - times.index[0] != values.index[-1] - first:
         return mean
     life = np.searchsorted(sorted(life.first_step for life in curves.lives[1:]), times.index, side="right")
     same = np.diff(life) == 0

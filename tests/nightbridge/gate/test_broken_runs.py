@@ -155,6 +155,7 @@ BROKEN = (
     broken("a pause of ten minutes in the middle", "time between steps", "regressed", pauses=to(600.0, [30])),
     broken("warm-up steps ten times slower", "slow warm-up", "regressed", seconds=times(10, range(2, 11))),
     broken("warm-up steps twice as slow", "slow warm-up", "regressed", seconds=times(2, range(2, 11))),
+    broken("a pause of five minutes in the warm-up", "slow warm-up", "regressed", pauses=to(300.0, [5])),
     broken("first step 300 s", "slow first step", "regressed", seconds=to(300.0, [1])),
     broken("first step 20 minutes", "slow first step", "regressed", seconds=to(1200.0, [1])),
     broken("start-up takes 15 minutes", "slow start-up", "regressed", start_up=900.0),
@@ -209,6 +210,8 @@ BROKEN = (
     # --- gradients and iterations that were no updates ---------------------------------------------------------------
     broken("gradient norm 0", "no gradient", "failed", grad_norm=to(0.0)),
     broken("gradient norm 0 from step 20 on", "no gradient", "failed", grad_norm=to(0.0, range(20, 51))),
+    broken("gradient norm negative", "no gradient", "failed", grad_norm=times(-1)),
+    broken("gradient norm a hundredth", "gradients vanish", "suspicious", grad_norm=times(0.01)),
     broken("gradient norm NaN at step 20", "gradient not finite", "failed", grad_norm=to(math.nan, [20])),
     broken("gradient norm infinite at step 20", "gradient not finite", "failed", grad_norm=to(math.inf, [20])),
     broken("gradient norm ten times as large", "gradients explode", "regressed", grad_norm=times(10)),

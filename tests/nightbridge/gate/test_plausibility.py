@@ -106,6 +106,7 @@ def test_what_a_resume_moves_is_no_contradiction() -> None:
         ({"loss_min": 2.5, "loss_max": 2.5}, "the loss is 2.5 at every iteration"),
         ({"grad_norm_min": 0.0, "grad_norm_max": 1.0, "source": "tensorboard"}, "a gradient norm of 0"),
         ({"grad_norm_min": 0.0, "grad_norm_max": 0.0}, "a gradient norm of 0"),
+        ({"grad_norm_min": -0.5, "grad_norm_max": 1.0}, "a gradient norm of -0.5"),
         ({"skipped_iterations": 1}, "1 iteration counted as skipped by the log, 0 allowed"),
         ({"nan_iterations": 2}, "2 iterations counted as NaN by the log, 0 allowed"),
         ({"tflops_per_gpu": 1100.0}, "where h100 does 989 in bf16"),

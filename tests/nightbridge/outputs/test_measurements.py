@@ -260,6 +260,22 @@ class TestDistribution:
         summary = summary_of([1.0] * 50, apart=1.5)
         assert (summary.step_time, summary.wall_step_time) == (1.0, 1.5)
 
+    @pytest.mark.parametrize("paused", [2, 6, 10])
+    def test_a_pause_in_the_warm_up_counts_there(
+        self,
+        run_folder: RunFolder,
+        event_file: Callable[..., EventFileBuilder],
+        measured: Callable[..., Summary],
+        paused: int,
+    ) -> None:
+        builder = event_file(run_folder.job_dir / "tb_logs")
+        for step in range(1, 51):
+            builder.start += 90 * (step == paused)
+            builder.scalar("iteration-time", step, 1.0)
+        builder.write()
+        summary = measured()
+        assert (summary.warmup_step_time, summary.wall_step_time) == (11.0, 1.0)
+
     @pytest.mark.parametrize("pause", [0, 20])
     def test_the_pause_of_a_restart_is_no_steps(
         self,
