@@ -16,8 +16,8 @@ from pathlib import Path
 from nightbridge.gate.verdict import compare
 from nightbridge.history.history_store import put_row
 from nightbridge.history.rows import row_of
-from nightbridge.models import StoreSettings, Verdict, VerdictStatus
-from nightbridge.nights.records import NightEnd, NightVerdict
+from nightbridge.models import StoreSettings, Verdict, VerdictStatus, utc_now
+from nightbridge.nights.records import NightEnd, NightStart, NightTest, NightVerdict, record_start
 from nightbridge.outputs.event_files import metrics_parquet
 from nightbridge.report.overview import index_html
 from nightbridge.report.report import night_report_html
@@ -35,11 +35,12 @@ def main(tests: int, nights: int, index_tests: int, index_nights: int) -> None:
         show(
             f"report, {tests} tests",
             lambda: night_report_html(store, "nightly", night, verdicts, cluster=make_record().job.cluster),
+            tests,
         )
     with tempfile.TemporaryDirectory(prefix="report-page-") as folder:
-        write_ends(Path(folder), index_tests, index_nights)
         store = open_store(StoreSettings(url=Path(folder).as_uri()))
-        show(f"index, {index_tests} tests x {index_nights} nights", lambda: index_html(store))
+        write_nights(store, index_tests, index_nights)
+        show(f"index, {index_tests} tests x {index_nights} nights", lambda: index_html(store), index_tests)
 
 
 def judged(store: ObjectStore, number: int, nights: int) -> Verdict:
@@ -62,37 +63,38 @@ def judged(store: ObjectStore, number: int, nights: int) -> Verdict:
     return verdict
 
 
-def write_ends(store: Path, tests: int, nights: int) -> None:
-    """The ends of so many nights, one test in seventy bad."""
+def write_nights(store: ObjectStore, tests: int, nights: int) -> None:
+    """The beginnings and ends of so many nights, one test in seventy bad."""
     for at in range(nights):
+        night = night_of(at)
         verdicts = tuple(
             NightVerdict(
                 test_id=f"test-{number:03}",
-                run_key=f"test-{number:03}-{night_of(at)}-0123456789",
+                run_key=f"test-{number:03}-{night}-0123456789",
                 status=VerdictStatus.REGRESSED if (at * 31 + number * 17) % 70 == 0 else VerdictStatus.PASSED,
                 gpu_hours=10.0,
                 step_time=1 + 0.001 * ((at * 7 + number) % 9),
             )
             for number in range(tests)
         )
-        folder = store / "nights" / night_of(at) / "nightly"
-        folder.mkdir(parents=True)
-        ended_at = "2026-11-23T05:00:00+00:00"
-        end = {"night": night_of(at), "scenario": "nightly", "ended_at": ended_at, "exit_code": 1, "verdicts": verdicts}
-        (folder / "ended.json").write_text(NightEnd.model_validate(end).model_dump_json())
+        named = {"night": night, "scenario": "nightly"}
+        runs = tuple(NightTest(test_id=verdict.test_id, run_key=verdict.run_key) for verdict in verdicts)
+        start = NightStart(**named, cluster="local", workspace=Path("/shared"), begun_at=utc_now(), tests=runs)
+        record_start(store, start)
+        end = NightEnd(**named, ended_at=utc_now(), exit_code=1, verdicts=verdicts)
+        store.put(f"nights/{night}/nightly/ended.json", end.model_dump_json().encode())
 
 
 def night_of(number: int) -> str:
     return str(FIRST_NIGHT + timedelta(days=number))
 
 
-def show(what: str, make: Callable[[], str]) -> None:
+def show(what: str, make: Callable[[], str], tests: int) -> None:
     processor, wall = time.process_time(), time.perf_counter()
     page = make()
-    print(
-        f"{what}: {len(page) / 1e6:.2f} MB, {time.process_time() - processor:.2f} s of processor time, "
-        f"{time.perf_counter() - wall:.2f} s"
-    )
+    processor, wall = time.process_time() - processor, time.perf_counter() - wall
+    shown = sum(f"test-{number:03}" in page for number in range(tests))
+    print(f"{what}: {len(page) / 1e6:.2f} MB, {processor:.2f} s of processor time, {wall:.2f} s; {shown} tests on it")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,10 @@ SMALL = {
     "parity.py": (["--pairs", "5"], "5 synthetic pairs"),
     "reader.py": (["2", "2", "2000", "1"], r"for each run\n(?s:.*)6 MiB of shards: .* s in children"),
     "reading_commands.py": (["8", "2", "1"], r"history .* s of processor time"),
-    "report_page.py": (["3", "6", "3", "4"], r"index, 3 tests x 4 nights: .* s of processor time"),
+    "report_page.py": (
+        ["3", "6", "3", "4"],
+        r"report, 3 tests: .*; 3 tests on it\nindex, 3 tests x 4 nights: .* s of processor time, .*; 3 tests on it",
+    ),
     "startup.py": (["1"], "nightbridge validate .* s"),
     "submitting.py": (["1"], r"forked: 1 submissions in .*\n.*\nratio of processor time [1-9]"),
     "sweep.py": (["--values", "2"], "ratio|one configuration after the other"),
