@@ -26,14 +26,26 @@ class Version(NamedTuple):
 HEAD = Version(9999, 0)
 """Newer than every release: the development branch."""
 
-_TAG = re.compile(r"^[vr]?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?:[.-]?(?:rc|a|b|dev)\d*)?$")
+_TAG = re.compile(r"^([vr]?)(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?:[.-]?(?:rc|a|b|dev)\d*)?$")
 
 
 @lru_cache(maxsize=1024)
 def version_of_ref(ref: str) -> Version | None:
-    """Return the version that a tag (`v0.4.1`, `0.4.1`) or release branch (`r0.4.0`) names; None for any other ref."""
+    """Return the version that a tag (`v0.4.1`, `0.4.1`) names, or the newest on a release branch (`r0.4.0`); else None.
+
+    The later releases of a minor version are made on its branch: `r0.4.0` holds v0.4.2.
+    """
     match = _TAG.match(ref.rsplit("/", 1)[-1])
-    return Version(*(int(part or 0) for part in match.groups())) if match else None
+    if match is None:
+        return None
+    version = Version(*(int(part or 0) for part in match.groups()[1:]))
+    later = (known for known in RELEASES if known[:2] == version[:2] and known > version)
+    return max(later, default=version) if match[1] == "r" else version
+
+
+def is_release(ref: str) -> bool:
+    """Whether a pin looks like the tag of a release, whose code never changes; that of a branch does."""
+    return version_of_ref(ref) is not None and not ref.rsplit("/", 1)[-1].startswith("r")
 
 
 def version_for_pin(ref: str) -> Version:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from nightbridge.launch.flags import Version, version_for_pin
+from nightbridge.launch.flags import RELEASES, Version, version_for_pin
 from nightbridge.launch.syntax import syntax_tree
 from nightbridge.models import Model
 
@@ -60,10 +60,12 @@ Recipes = Mapping[str, frozenset[str]]
 @lru_cache(maxsize=1)
 def _releases() -> dict[Version, Recipes]:
     written = json.loads(Path(__file__).with_name("shipped_recipes.json").read_text(encoding="utf-8"))
-    return {
+    listed = {
         version_for_pin(ref): {family: frozenset(names) for family, names in families.items()}
         for ref, families in written.items()
     }
+    # A release without a list, v0.4.1, ships what the one before it did.
+    return {release: listed[max(known for known in listed if known <= release)] for release in RELEASES}
 
 
 def released_recipes(version: Version) -> Recipes:

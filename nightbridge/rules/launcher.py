@@ -10,7 +10,17 @@ from functools import lru_cache
 from pathlib import Path
 
 from nightbridge.launch.config_schema import ConfigSchema, unreadable
-from nightbridge.launch.flags import RELEASES, SPELLINGS, V0_4_0, V0_6_0, Flag, items_of, text_of, version_of_ref
+from nightbridge.launch.flags import (
+    RELEASES,
+    SPELLINGS,
+    V0_4_0,
+    V0_6_0,
+    Flag,
+    is_release,
+    items_of,
+    text_of,
+    version_of_ref,
+)
 from nightbridge.launch.parser_source import launcher_of
 from nightbridge.launch.plan import RECIPE_STEPS, WANDB, unknown_flags, unsafe_values, wandb_text, wrong_choices
 from nightbridge.launch.resources import oversized_checkpoint, parameters_of, resumed_from, trains_adapters
@@ -269,7 +279,7 @@ def _recipe_known(run: RuleContext) -> Iterator[str]:
     if run.checkout is not None:
         recipes = pinned_recipes(run.checkout.megatron_bridge.path)
     else:
-        recipes = released_recipes(run.version) if UPSTREAM.search(pin.url) and version_of_ref(pin.commit) else {}
+        recipes = released_recipes(run.version) if UPSTREAM.search(pin.url) and is_release(pin.commit) else {}
     family, recipe = str(run.args.get("model_family_name")), str(run.args.get("model_recipe_name"))
     if not recipes or run.args.get("use_recipes") or recipe in recipes.get(family, ()):
         return
@@ -364,7 +374,7 @@ def _known(run: RuleContext) -> Iterator[str]:
     # By the classes of the release that the pin names, or by the pinned code's own as far as they are there.
     if not run.test.extra_cmd_args:
         return
-    if version_of_ref(run.test.megatron_bridge.commit) is not None:
+    if is_release(run.test.megatron_bridge.commit):
         yield from _override_problems(run, run.config_schema)
     elif run.checkout is not None:
         yield from _override_problems(run, pinned_schema(run.checkout.megatron_bridge.path))
@@ -372,7 +382,7 @@ def _known(run: RuleContext) -> Iterator[str]:
 
 @rule("override-known-later", _CLASSES, ("extra_cmd_args", "git_repos"), "warning")
 def _known_later(run: RuleContext) -> Iterator[str]:
-    """Fields of a branch or commit are known once it has been fetched; until then, those of a recent main are.
+    """Fields of a branch or commit are known once it has been fetched; until then, those of a release or main are.
 
     Megatron-LM's are, too, while the submodule is the image's own (`init_submodules = false`).
     """
