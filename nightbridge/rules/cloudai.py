@@ -45,7 +45,7 @@ def _constraint(
             return (f"{message} (constraint {number} of CloudAI)" for message in messages(run.args))
 
         check.__doc__ = f"CloudAI refuses it. Corrected in the normal profile: {', '.join(corrected_by)}."
-        source = f"CloudAI: constraint {number} of its Megatron-Bridge workload"
+        source = f"CloudAI: constraint {number} of workloads/megatron_bridge/megatron_bridge.py at 5b5c0f72"
         return rule(f"cloudai-{number:02}-{name}", source, cmd_args(fields))(check)
 
     return make

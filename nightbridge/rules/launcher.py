@@ -177,7 +177,7 @@ def _version_unknown(run: RuleContext) -> Iterator[str]:
 
 @rule(
     "launch-safe",
-    "NeMo-Run: the template of its batch script",
+    "NeMo-Run: core/execution/templates/slurm.sh.j2 at 9339e127",
     ("cmd_args", "extra_cmd_args", "extra_env_vars", "extra_container_mounts", "git_repos"),
     alone=True,
 )
@@ -186,7 +186,7 @@ def _launch_safe(run: RuleContext) -> Iterator[str]:
     return (f"{field}: {reason}" for field, reason in unsafe_values(run.test, run.version))
 
 
-_HYDRA = "Hydra: the grammar of overrides"
+_HYDRA = "Hydra 1.3: the grammar of overrides"
 _RECIPES_AND_LOGGING = "Megatron-Bridge: recipes/ and training/config.py at 067f987d (main)"
 
 _TRANSFORMER = frozenset(

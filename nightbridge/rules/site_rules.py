@@ -13,7 +13,7 @@ from nightbridge.rules.rule import UPSTREAM, RuleContext, cmd_args, is_local, ru
 from nightbridge.sbatch_options import NOT_ONE_JOB, option_names
 
 _LAUNCHER = "Megatron-Bridge: setup_experiment.py and utils/executors.py of scripts/performance at 067f987d (main)"
-_PYXIS = "pyxis: its options of srun"
+_PYXIS = "pyxis 0.24: its options of srun"
 _SLURM = "Slurm: the limits of partition and account"
 
 # The grammar of github.com/distribution/reference, with enroot's `USER@` and `REGISTRY#`; a slash means the same.
@@ -94,7 +94,7 @@ def _fetches(reason: str) -> str:
     )
 
 
-@rule("image-reference", "enroot: the grammar of docker:// references", cmd_args("container_image"))
+@rule("image-reference", "enroot 4.1: src/docker.sh", cmd_args("container_image"))
 def _image_grammar(run: RuleContext) -> Iterator[str]:
     """A mistyped reference is found by the registry minutes later, or names an image of Docker Hub."""
     image = str(run.args.get("container_image") or "none")

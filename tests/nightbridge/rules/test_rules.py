@@ -1,5 +1,6 @@
 """Every rule: what breaks it, what does not, and the way out that it tells."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from nightbridge.models import (
     TestDefinition,
 )
 from nightbridge.rules import check_scenario, check_test, errors_of
-from nightbridge.rules.profiles import RULES
+from nightbridge.rules.profiles import RULES, rule_entries
 from nightbridge.rules.rule import RuleContext
 from nightbridge.slurm.factory import open_cluster
 from tests.builders import make_test
@@ -445,6 +446,13 @@ def test_every_rule_that_needs_nothing_is_broken_by_some_test_here() -> None:
     tested = {rule for rule, *_ in BREAKS}
 
     assert {rule.id for rule in RULES if rule.needs == "nothing"} <= tested
+
+
+def test_each_rule_that_was_read_from_code_names_its_commit_or_release() -> None:
+    unversioned = ("nightbridge: ", "Slurm: ", "git ", "Hugging Face Hub")
+    sources = [entry.source for entry in rule_entries() if not entry.source.startswith(unversioned)]
+
+    assert [said for said in sources if not re.search(r"\b[0-9a-f]{8}\b|\d\.\d|the pinned commit", said)] == []
 
 
 # --- the cluster's limits --------------------------------------------------------------------------------------------
