@@ -19,7 +19,9 @@ os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="nightbridge-prefect-")
 os.environ["DO_NOT_TRACK"] = "1"
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
 os.environ.pop("PREFECT_API_URL", None)
+os.environ["PREFECT_API_SSL_CERT_FILE"] = os.path.join(os.environ["PREFECT_HOME"], "authority.pem")
 
+import certifi
 import pytest
 from hypothesis import settings
 
@@ -44,6 +46,11 @@ from tests.real.slurm_daemons import SlurmDaemons, missing_reason, start_slurm
 # A shell starts what runs in the background with SIGINT ignored, and every process of the tests would inherit that:
 # none could be interrupted. A signal that has a handler here has its default in them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Each of Prefect's clients, a dozen in a process that runs a flow, reads the certificates of all authorities, a fortieth of a
+# second of a core. The tests' servers have none.
+_FIRST_AUTHORITY = Path(certifi.where()).read_text(encoding="utf-8").partition("-----END CERTIFICATE-----")[:2]
+Path(os.environ["PREFECT_API_SSL_CERT_FILE"]).write_text("".join(_FIRST_AUTHORITY), encoding="utf-8")
 
 # A slow machine is no error of the code under test; what must be quick has a benchmark.
 settings.register_profile("any-machine", deadline=None)
