@@ -18,7 +18,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from nightbridge.blocks import load_site, site_choice
-from nightbridge.errors import InvalidInput, NightbridgeError
+from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError
 from nightbridge.flows.final_states import NIGHTLY, TAG, ends_plainly, result_of, state_of_night
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import pipeline
@@ -262,16 +262,22 @@ def _attributed(plan: NightPlan, written: NightReport) -> NightReport:
     from nightbridge.attribution.plan import AttributionRequest
     from nightbridge.flows.attribute import attribute
 
-    searched = False
+    reported = {verdict.run_key: verdict for verdict in written.verdicts}
+    is_news = False
     # Of a sweep one point: what made it worse is hardly ever another cause in the others.
     for verdict in {each.test_id: each for each in reversed(worse)}.values():
         try:
             budget = attribution_budget(plan.start.night, plan.site)
             attribute(verdict.test_id, AttributionRequest(budget=budget, run_key=verdict.run_key), plan.site)
-            searched = True
+            is_news = True
+        except PermanentError as error:  # such as a budget that is spent
+            why = f"no cause is known: {' '.join(str(error).split())}"
+            get_run_logger().warning("%s: %s", verdict.test_id, why)
+            reported[verdict.run_key] = verdict.model_copy(update={"reasons": (*verdict.reasons, why)})
+            is_news = True
         except Exception as error:  # the verdict stands without its cause
             get_run_logger().warning("%s: no cause is known: %s", verdict.test_id, error or type(error).__name__)
-    return report(plan.start, written.verdicts, plan.site, written.sweeps) if searched else written
+    return report(plan.start, tuple(reported.values()), plan.site, written.sweeps) if is_news else written
 
 
 def _comes_first(run: RunSpec, runs: Sequence[RunSpec]) -> bool:

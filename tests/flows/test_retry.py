@@ -4,6 +4,7 @@ What a person has requested stands until it is done, whatever comes in between.
 """
 
 import errno
+import html
 import os
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ from nightbridge.flows.final_states import result_of
 from nightbridge.flows.nightly import _attributed, _verdict_of, nightly
 from nightbridge.models import NightReport, RunSpec, Scenario, Site, StoreSettings, Verdict, VerdictStatus, utc_now
 from nightbridge.models.site import Budget
-from nightbridge.nights.records import NightPlan, NightStart, NightTest, find_nights, record_start
+from nightbridge.nights.records import NightPlan, NightStart, NightTest, find_nights, record_end, record_start
 from nightbridge.slurm.attempt_files import AttemptContext
 from nightbridge.slurm.attempts import AttemptRequest, choose_attempt, next_attempt, record_ended
 from nightbridge.store.protocol import open_store
@@ -197,3 +198,24 @@ def test_a_night_whose_search_for_the_cause_is_cut_short_keeps_its_report(
 
     assert night() == written
     assert searched == [worse.test_id]
+
+
+@pytest.mark.usefixtures("flows_here")
+def test_a_report_says_what_was_not_searched_for_lack_of_budget(tmp_path: Path) -> None:
+    worse = make_verdict(VerdictStatus.REGRESSED, night="2026-11-21", further_runs=2)
+    site = Site(workspace=tmp_path, budget=Budget(month=5, attribution=1))
+    spent = make_verdict(VerdictStatus.PASSED, night="2026-11-20", confirmation_gpu_hours=8.0)
+    record_end(store_of(site), NightReport(scenario="nightly", night=spent.night, verdicts=(spent,)))
+    written = NightReport(scenario="nightly", night=worse.night, verdicts=(worse,), report="file:///report.html")
+    start = NightStart(night=worse.night, scenario="nightly", cluster="local", workspace=tmp_path, begun_at=utc_now())
+    plan = NightPlan(start=start, scenario=Scenario(name="nightly", tests=()), runs=(), site=site)
+
+    @flow
+    def night() -> NightReport:
+        return _attributed(plan, written)
+
+    reported = night()
+
+    why = "no cause is known: 2026-11-21: the month's budget of 5 GPU-hours is spent"
+    assert any(reason.startswith(why) for reason in reported.verdicts[0].reasons)
+    assert why in html.unescape(Path(reported.report.removeprefix("file://")).read_text())
