@@ -91,7 +91,7 @@ def headline_of(verdicts: Sequence[Verdict]) -> tuple[str, str]:
         if (count := sum(verdict.status is status for verdict in verdicts))
     ]
     tests = format_count(len(verdicts), "test")
-    subline = f"{tests}: {', '.join(counts)}."
+    subline = f"{tests}: {', '.join(counts)}.{_cost_of(verdicts)}"
     if not calls:
         return "Nothing to do this morning.", subline
     causes = {cause_of(verdict) for verdict in calls}
@@ -99,6 +99,13 @@ def headline_of(verdicts: Sequence[Verdict]) -> tuple[str, str]:
     if len(calls) == 1:
         return f"Look at {calls[0].test_id}: {short_reason(calls[0])}{cause and f'; {cause}'}.", subline
     return f"{len(calls)} of {tests} need attention{cause and f': {cause}'}.", subline
+
+
+def _cost_of(verdicts: Sequence[Verdict]) -> str:
+    """What a night's runs cost, as a further sentence; empty where nothing of it is known."""
+    confirmation = sum(verdict.confirmation_gpu_hours for verdict in verdicts)
+    hours = sum(verdict.gpu_hours for verdict in verdicts) + confirmation
+    return f" {hours:,.2f} GPU-hours, {confirmation:,.2f} of them confirmation." if hours else ""
 
 
 def cause_of(verdict: Verdict) -> str:

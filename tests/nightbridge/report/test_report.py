@@ -60,6 +60,7 @@ from tests.builders import (
     exchange_runs,
     make_decision,
     make_summary,
+    make_verdict,
     store_night,
 )
 from tests.conftest import need
@@ -147,6 +148,16 @@ def test_several_calls_are_counted(nights: Nights) -> None:
     verdicts = [nights([1.0, 1.2], f"test-{n}")[0] for n in range(3)] + [nights([1.0, 1.0], "fine")[0]]
 
     assert headline_of(verdicts)[0] == "3 of 4 tests need attention."
+
+
+def test_the_head_says_what_the_nights_runs_cost_and_how_much_of_it_was_confirmation() -> None:
+    verdicts = [
+        make_verdict(VerdictStatus.PASSED, gpu_hours=1200.0),
+        make_verdict(VerdictStatus.REGRESSED, test_id="other", gpu_hours=2.5, confirmation_gpu_hours=10.0),
+    ]
+
+    assert headline_of(verdicts)[1].endswith(" 1,212.50 GPU-hours, 10.00 of them confirmation.")
+    assert "GPU-hours" not in headline_of([make_verdict(VerdictStatus.INVALID)])[1]
 
 
 @pytest.mark.parametrize("step_times", [[1.0], [1.0, 1.0], [1.0, 0.8]])
