@@ -1,7 +1,11 @@
 """What `nightbridge doctor` and a block's check look at: what a night needs on this host."""
 
+import importlib.metadata
 import os
+import re
 import shutil
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +24,9 @@ from nightbridge.store.protocol import ObjectStore
 
 LEAST_FREE = 2_000_000_000
 """Bytes on the file system of the workspace: a checkout of Megatron-Bridge and the launcher's packages take one."""
+
+MOST_APART = 5.0
+"""Seconds between this host's clock and the file server's: what came first in a night is told by both."""
 
 
 class Check(Model):
@@ -63,7 +70,23 @@ def _workspace(site: Site) -> str:
     found = _folder(site.workspace.absolute())
     if site.workspace.is_dir():
         open_workspace(site.workspace)
+        _check_clock(site.workspace)
     return f"{found}; the compute nodes must see it under the same path"
+
+
+def _check_clock(folder: Path) -> None:
+    """Compare this host's clock with the one that dates the files in a folder, which may be another machine's.
+
+    Raises:
+        PermanentError: They are too far apart.
+    """
+    before = time.time()
+    with tempfile.TemporaryFile(dir=folder) as stream:
+        of_files = os.fstat(stream.fileno()).st_mtime
+    after = time.time()
+    if max(before - of_files, of_files - after) > MOST_APART:
+        what = f"this host's clock and that of its files are {abs(after - of_files):,.0f} s apart"
+        raise PermanentError(what, subject=str(folder), advice="Set the clocks of this host and of its file server")
 
 
 def _folder(folder: Path) -> str:
@@ -87,6 +110,12 @@ def _folder(folder: Path) -> str:
         raise PermanentError(what, subject=str(folder), advice=advice)
     state = "can be written" if there == folder else "the first night makes it"
     return f"{folder}: {state}; {kind} mounted at {mount}, {free / 1e9:,.0f} GB free"
+
+
+def _check_beside(site: Site, folder: Path) -> None:
+    """As `_folder`, for one that may lie elsewhere; in the workspace it is made with it."""
+    if folder.exists() or not folder.is_relative_to(site.workspace.absolute()):
+        _folder(folder)
 
 
 def _mount_of(folder: Path) -> tuple[str, str]:
@@ -127,14 +156,14 @@ def _named_secrets(part: Model, above: str = "") -> Iterator[tuple[str, SecretRe
 
 def _environment(site: Site) -> str:
     folder = site.environments_dir.absolute()
-    if folder.exists():
-        _folder(folder)  # each new commit of NeMo-Run adds to it
+    _check_beside(site, folder)  # each new commit of NeMo-Run adds to it
     return f"{folder}: installed" if is_base_ready(folder) else f"{folder}: the first run installs it"
 
 
 def _containers(site: Site) -> str:
     if site.cluster.containers == "none":
         return 'the cluster has none: tests need container_image = "none"'
+    _check_beside(site, site.images_dir.absolute())
     if site.image_import.on == "node":
         return "images are imported on a compute node, with its enroot"
     return f"images are imported by {find_enroot(site.image_import).tool}"
@@ -149,6 +178,13 @@ def _cluster(site: Site) -> str:
             subject=site.cluster.name,
             advice='Install pyxis, or set containers = "none"',
         )
+    if not limits.has_partition:
+        there_are = f"Name {' or '.join(limits.partitions)} as the cluster's partition"
+        raise PermanentError(f"no partition {limits.partition!r}", subject=site.cluster.name, advice=there_are)
+    if not limits.has_account:
+        these_may = f"Name {' or '.join(limits.accounts or ())} as the cluster's account"
+        what = f"account {limits.account!r} may not submit to partition {limits.partition!r}"
+        raise PermanentError(what, subject=site.cluster.name, advice=these_may)
     facts = {
         "partition": limits.partition,
         "account": limits.account,
@@ -169,16 +205,17 @@ def _store(site: Site, open_store: Callable[[], ObjectStore]) -> str:
 
 
 def _prefect_api() -> str:
-    """Whether others may use the configured Prefect server.
+    """Whether others may use the configured Prefect server, and which release it runs.
 
     Raises:
-        PermanentError: It is reached from other hosts, and takes whatever anybody sends.
+        PermanentError: It is reached from other hosts, and takes whatever anybody sends; or it is older than this
+            host's Prefect, which may request what it does not know.
     """
     server = configured_server()
     if server is None:
         return "no server is configured: flows bring their own"
     try:
-        is_open = server.is_open()
+        is_open, version = server.is_open(), server.version()
     except (OSError, ValueError) as error:
         return f"{server.host}: does not answer ({error})"
     if is_open and not server.host.startswith(("127.", "localhost", "[::1]")):
@@ -187,4 +224,14 @@ def _prefect_api() -> str:
             subject=server.host,
             advice="Set PREFECT_SERVER_API_AUTH_STRING for the server and PREFECT_API_AUTH_STRING for its clients",
         )
-    return f"{server.host}: {'on this host alone, without a login' if is_open else 'wants a login'}"
+    own = importlib.metadata.version("prefect")
+    if version and _release(version) < _release(own):
+        what = f"it runs Prefect {version}, and this host the newer {own}"
+        raise PermanentError(what, subject=server.host, advice="Upgrade the server first, then its clients")
+    login = "on this host alone, without a login" if is_open else "wants a login"
+    return f"{server.host}: {login}{version and f', Prefect {version}'}"
+
+
+def _release(version: str) -> list[int]:
+    """The first two numbers: releases that differ in the third one alone belong together."""
+    return [int(number) for number in re.findall(r"\d+", version)[:2]]

@@ -377,3 +377,13 @@ class ClusterLimits(Model):
     has_pyxis: bool = False
     accounts: tuple[str, ...] | None = Field(None, description="Accounts that may submit to the partition.")
     gres: tuple[str, ...] | None = Field(None, description="Generic resources of the partition, such as `gpu`.")
+
+    @property
+    def has_partition(self) -> bool:
+        """Whether there is the partition that jobs go to; true where that is not known."""
+        return not (self.partition and self.partitions) or self.partition in self.partitions
+
+    @property
+    def has_account(self) -> bool:
+        """Whether the account may submit to the partition; true where that is not known."""
+        return not (self.account and self.accounts) or self.account in self.accounts

@@ -63,10 +63,21 @@ class PrefectServer:
 
     def find(self, path: str, body: Mapping[str, object]) -> list[dict[str, Any]]:
         """What a filter of the API finds."""
-        request = urllib.request.Request(f"{self._url}{path}", json.dumps(body).encode(), self._headers)
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS, context=self._trust()) as answer:
-            found: list[dict[str, Any]] = json.load(answer)
+        found: list[dict[str, Any]] = self._answer(path, json.dumps(body).encode())
         return found
+
+    def version(self) -> str:
+        """The release of Prefect that it runs, as 3.8.8; empty where it does not say."""
+        try:
+            return str(self._answer("/admin/version", None))
+        except urllib.error.HTTPError as error:
+            error.close()
+            return ""
+
+    def _answer(self, path: str, body: bytes | None) -> Any:
+        request = urllib.request.Request(f"{self._url}{path}", body, self._headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS, context=self._trust()) as answer:
+            return json.load(answer)
 
     def is_open(self) -> bool:
         """Whether it answers whoever asks, without a login."""

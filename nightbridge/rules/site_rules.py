@@ -174,7 +174,7 @@ def _pin(run: RuleContext) -> Iterator[str]:
 def _partition(run: RuleContext) -> Iterator[str]:
     """Slurm would refuse the job."""
     limits = run.limits
-    if limits is not None and limits.partition and limits.partitions and limits.partition not in limits.partitions:
+    if limits is not None and not limits.has_partition:
         yield f"the cluster has no partition {limits.partition!r}; name {' or '.join(limits.partitions)} in the site"
 
 
@@ -182,8 +182,8 @@ def _partition(run: RuleContext) -> Iterator[str]:
 def _account(run: RuleContext) -> Iterator[str]:
     """Slurm would refuse the job, or hold it for ever."""
     limits = run.limits
-    if limits is not None and limits.accounts and limits.account and limits.account not in limits.accounts:
-        yield f"account {limits.account!r} may not submit here; these may: {', '.join(limits.accounts)}"
+    if limits is not None and not limits.has_account:
+        yield f"account {limits.account!r} may not submit here; these may: {', '.join(limits.accounts or ())}"
 
 
 @rule("resources-exist", _SLURM, cmd_args("gres"), needs="limits")

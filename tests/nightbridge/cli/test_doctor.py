@@ -5,7 +5,9 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,32 @@ def test_a_cluster_that_is_said_to_have_pyxis_and_has_none_is_told(
     assert "has no pyxis" in found["cluster"].what
 
 
+@pytest.mark.parametrize(
+    ("limits", "what", "advice"),
+    [
+        (
+            {"partitions": ("batch", "debug"), "partition": "bach"},
+            "no partition 'bach'",
+            "Name batch or debug as the cluster's partition",
+        ),
+        (
+            {"partitions": ("batch",), "partition": "batch", "account": "me", "accounts": ("llm", "perf")},
+            "account 'me' may not submit to partition 'batch'",
+            "Name llm or perf as the cluster's account",
+        ),
+    ],
+)
+def test_a_partition_or_an_account_that_slurm_would_refuse_is_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any], what: str, advice: str
+) -> None:
+    monkeypatch.setattr(LocalCluster, "limits", lambda _: ClusterLimits(**limits))
+
+    found = findings_of(Site(workspace=tmp_path / "workspace"))
+
+    assert [subject for subject, finding in found.items() if not finding.healthy] == ["cluster"]
+    assert (found["cluster"].what, found["cluster"].advice) == (f"local: {what}", advice)
+
+
 @pytest.mark.slurm
 def test_slurm_says_where_jobs_go(tmp_path: Path, slurm_cluster: SlurmDaemons) -> None:
     settings = ClusterSettings(kind="slurm", name="debian", slurm_conf=slurm_cluster.slurm_conf, gpus_per_node=4)
@@ -143,6 +171,9 @@ def test_slurm_says_where_jobs_go(tmp_path: Path, slurm_cluster: SlurmDaemons) -
 
     assert finding.healthy
     assert finding.what == "debian: using Slurm's commands, partition debug, nodes of one job 2, GPUs of a node 4"
+    mistyped = settings.model_copy(update={"partition": "debugg"})
+    wrong = findings_of(Site(workspace=tmp_path, cluster=mistyped))["cluster"]
+    assert (wrong.healthy, wrong.what) == (False, "debian: no partition 'debugg'")
 
 
 def test_a_secret_that_is_not_there_is_the_stores_trouble(tmp_path: Path) -> None:
@@ -205,27 +236,89 @@ def test_a_server_that_does_not_answer_is_told_without_prefect(
     assert "Give local, slurm, pyslurm, auto" in message
 
 
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Configures a server of Prefect's API: with what status it answers a question, at which address, which release."""
+    with ExitStack() as running:
+
+        def answer(status: int, address: str, version: str | None = None) -> None:
+            class Api(BaseHTTPRequestHandler):
+                def do_POST(self) -> None:
+                    self.reply(status, [])
+
+                def do_GET(self) -> None:
+                    self.reply(200 if version else 404, version)
+
+                def reply(self, status: int, document: object) -> None:
+                    self.send_response(status)
+                    self.end_headers()
+                    self.wfile.write(json.dumps(document).encode())
+
+                def log_message(self, *arguments: Any) -> None:
+                    pass
+
+            server = running.enter_context(HTTPServer(("0.0.0.0", 0), Api))
+            running.callback(server.shutdown)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            monkeypatch.setenv("PREFECT_API_URL", f"http://{address}:{server.server_port}/api")
+
+        yield answer
+
+
 @pytest.mark.parametrize(
     ("answer", "address", "healthy"), [(200, "0.0.0.0", False), (200, "127.0.0.1", True), (401, "0.0.0.0", True)]
 )
 def test_an_api_that_others_reach_wants_a_login(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int, address: str, healthy: bool
+    tmp_path: Path, api: Callable[..., None], answer: int, address: str, healthy: bool
 ) -> None:
-    class Api(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.send_response(answer)
-            self.end_headers()
-            self.wfile.write(b"[]")
+    api(answer, address)
 
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
-    with HTTPServer(("0.0.0.0", 0), Api) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("PREFECT_API_URL", f"http://{address}:{server.server_port}/api")
-
-        found = findings_of(Site(workspace=tmp_path / "workspace"))["Prefect API"]
-        server.shutdown()
+    found = findings_of(Site(workspace=tmp_path / "workspace"))["Prefect API"]
 
     assert found.healthy is healthy
     assert ("may start and change deployments" in found.what) is not healthy
+
+
+@pytest.mark.parametrize(("version", "healthy"), [("3.7.99", False), ("3.8.0", True), ("3.10.0", True), (None, True)])
+def test_a_prefect_server_that_is_older_than_this_host_s_prefect_is_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: Callable[..., None], version: str | None, healthy: bool
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "3.8.8")
+    api(200, "127.0.0.1", version)
+
+    found = findings_of(Site(workspace=tmp_path / "workspace"))["Prefect API"]
+
+    assert found.healthy is healthy
+    assert version is None or f"Prefect {version}" in found.what
+    assert ("Upgrade the server first" in found.advice) is not healthy
+
+
+# --- folders and clocks ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("setting", "subject"), [("images", "containers"), ("environments", "launcher environment")])
+def test_a_mistyped_folder_of_images_or_environments_is_bad_and_is_not_made(
+    tmp_path: Path, setting: str, subject: str
+) -> None:
+    cluster, on_node = ClusterSettings(containers="pyxis"), ImageImport(on="node")
+    workspace, mistyped = tmp_path / "workspace", tmp_path / "lustr" / "shared"
+    inside = Site(workspace=workspace, cluster=cluster, image_import=on_node, **{setting: workspace / "here"})
+    elsewhere = inside.model_copy(update={setting: mistyped})
+
+    assert findings_of(inside)[subject].healthy
+    assert not findings_of(elsewhere)[subject].healthy
+    assert f"does not exist, and neither does {mistyped.parent}" in findings_of(elsewhere)[subject].what
+    assert not mistyped.parent.exists()
+
+
+@pytest.mark.parametrize(("ahead", "healthy"), [(-60.0, False), (0.0, True), (60.0, False)])
+def test_a_clock_that_is_far_from_the_file_server_s_is_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float, healthy: bool
+) -> None:
+    now = time.time
+    monkeypatch.setattr("time.time", lambda: now() + ahead)
+
+    found = findings_of(Site(workspace=tmp_path))["workspace"]
+
+    assert found.healthy is healthy
+    assert ("this host's clock and that of its files are 60 s apart" in found.what) is not healthy
