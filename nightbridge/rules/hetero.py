@@ -116,7 +116,7 @@ def _context_parallel(run: RuleContext) -> Iterator[str]:
             yield f"cmd_args.{name}.cp is {grid.cp}, and every program published so far refuses more than 1"
 
 
-@rule("grid-flag-exists", _MIMO, cmd_args("encoder language_model program"), needs="checkout")
+@rule("grid-flag-exists", _MIMO, (*cmd_args("encoder language_model program"), "extra_cmd_args"), needs="checkout")
 def _grid_flags(run: RuleContext) -> Iterator[str]:
     """The pinned program's own parser decides which axes a grid has."""
     if run.checkout is None:
@@ -127,7 +127,7 @@ def _grid_flags(run: RuleContext) -> Iterator[str]:
         spec = RunSpec(scenario="validate", night="validate", test=run.test)
         hetero_plan(spec, code, Image(kind="none"), limits, Site(), 1, code.path / "attempt")
     except InvalidInput as error:
-        yield str(error)
+        yield from map(str, error.violations or [error])
 
 
 def _has_megatron_parser(run: RuleContext) -> bool:

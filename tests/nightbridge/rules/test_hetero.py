@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from examples.practice.repositories import TEMPLATE
 from nightbridge.config.scenarios import load
 from nightbridge.models import (
     Checkout,
@@ -175,3 +176,18 @@ def test_an_axis_that_the_pinned_program_lacks_is_refused(tmp_path: Path) -> Non
     }
 
     assert "no flag --llm-pp, so pp = 2 is not possible" in found["grid-flag-exists"]
+
+
+def test_each_flag_that_the_pinned_program_lacks_is_told_with_its_line_and_that_of_the_program() -> None:
+    code = PinnedRepository(url="https://x/Megatron-LM", ref="main", commit="0" * 40, path=TEMPLATE / "megatron_lm")
+    given = {"program": "examples/mimo/train_hetero.py", **dict.fromkeys(SIZES)}
+    lines = {"cmd_args": "vlm.toml:5", "cmd_args.program": "vlm.toml:6", "extra_cmd_args": "vlm.toml:20"}
+    lines |= {"extra_cmd_args.bogus-flag": "vlm.toml:21", "extra_cmd_args.use-distributed-optimizer": "vlm.toml:22"}
+    test = make_test(given, extra_cmd_args={"bogus-flag": "1"}, lines=lines)
+
+    found = check_test(test, checkout=Checkout(megatron_bridge=code))
+
+    assert {violation.places: violation.message.partition(":")[0] for violation in errors_of(found)} == {
+        ("vlm.toml:6", "vlm.toml:21"): "the pinned program rejects --bogus-flag",
+        ("vlm.toml:6", "vlm.toml:22"): "the pinned program rejects --use-distributed-optimizer",
+    }
