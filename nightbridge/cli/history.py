@@ -18,6 +18,7 @@ from nightbridge.cli.options import (
     load_site,
     named_run,
     named_test,
+    note_no_site,
     open_site_store,
     refuse_ignored,
     site_options,
@@ -458,6 +459,7 @@ def try_change(
     from nightbridge.gate.trial import EXIT_CODES, markdown
 
     check_folder(page)
+    note_no_site(choice)
     with logged(choice, f"try-{file.stem}"):
         found = try_change(file, bridge=bridge, core=core, image=image, most_pairs=most_pairs, **choice.parameters())
     text = markdown(found)

@@ -7,10 +7,10 @@ import typer
 
 from nightbridge.cli.options import (
     EXIT_INTERNAL,
-    SITE_VARIABLE,
     JsonOption,
     block_values,
     load_site,
+    note_no_site,
     open_site_store,
     site_options,
 )
@@ -107,8 +107,7 @@ def doctor(
     from nightbridge.doctor import Check, checks
 
     site = load_site(choice)
-    if not (choice.system or choice.cluster):
-        note(f"no site named: this is the embedded cluster (--cluster local); name one by --system or {SITE_VARIABLE}")
+    note_no_site(choice)
     done: list[Check] = []
     for check in checks(site, lambda: open_site_store(site)):
         done.append(check)

@@ -90,6 +90,12 @@ def _or_usual_site(choice: "SiteChoice") -> "SiteChoice":
     return choice.model_copy(update={"system": str(found)})
 
 
+def note_no_site(choice: "SiteChoice") -> None:
+    """Say what stands in for a site that nobody has named: jobs on this machine may not be what is meant."""
+    if not (choice.system or choice.cluster):
+        note(f"no site named: this is the embedded cluster (--cluster local); name one by --system or {SITE_VARIABLE}")
+
+
 def load_site(choice: "SiteChoice") -> "Site":
     """Return the site that a choice names; Prefect is loaded only for a name that must be a block's."""
     from nightbridge.config.sites import may_have_blocks, no_block, plain_site

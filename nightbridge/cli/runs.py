@@ -17,6 +17,7 @@ from nightbridge.cli.options import (
     check_folder,
     load_site,
     named_run,
+    note_no_site,
     open_site_cluster,
     open_site_store,
     refuse_ignored,
@@ -88,6 +89,7 @@ def run_scenario(
     tonight = new_night() if night is None else checked_night(night)
     scenario = check_scenario(config.load(file))
     log = log_of(choice, tonight)
+    note_no_site(choice)
     note(f"night {tonight}{'' if verbose else f', log {log}'}")
     try:
         # Prefect with it: for some seconds, in which people see what they mistyped.

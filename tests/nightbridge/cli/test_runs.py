@@ -126,6 +126,19 @@ def night_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[VerdictStatus], None]
 
 
 @pytest.mark.parametrize(
+    ("named", "said"), [((), True), (("--workspace", "ws"), True), (("--cluster", "local"), False)]
+)
+def test_a_night_without_a_site_says_that_its_jobs_run_on_this_machine(
+    nightbridge: Program, night_of: Callable[[VerdictStatus], None], named: tuple[str, ...], said: bool
+) -> None:
+    night_of(VerdictStatus.PASSED)
+
+    _, _, err = nightbridge("run", TEST, "--night", "n1", *named)
+
+    assert ("no site named: this is the embedded cluster (--cluster local)" in err) is said
+
+
+@pytest.mark.parametrize(
     ("status", "code", "failures"), [(VerdictStatus.PASSED, 0, "0"), (VerdictStatus.REGRESSED, 1, "1")]
 )
 def test_run_writes_the_verdicts_for_a_ci_system(
