@@ -19,7 +19,7 @@ from nightbridge.numbers import whole_number
 from nightbridge.processes import Finished, run
 from nightbridge.sbatch_options import parse_time_limit
 from nightbridge.slurm.protocol import Lookup
-from nightbridge.slurm.sbatch_errors import known_refusal_of, last_line, refusal_of
+from nightbridge.slurm.sbatch_errors import CHECK_MUNGE, known_refusal_of, last_line, refusal_of
 from nightbridge.slurm.states import (
     SACCT_FORMAT,
     SQUEUE_FORMAT,
@@ -61,7 +61,8 @@ _ALLOWED_ACCOUNTS = re.compile(r"\bAllowAccounts=(\S+)")
 _NEEDS_ASSOCIATION = re.compile(r"^AccountingStorageEnforce\s*=.*\b(associations|limits|qos|all)\b", re.MULTILINE)
 # sbatch would hand it on to the job: only that of 26.05 keeps it out.
 _NO_TOKEN = "SLURM_JWT is set, and not passed to Slurm's commands: they need munge or sackd on this host"
-_NO_SLURMDBD = re.compile(r"Connection refused|slurm_persist_conn_open|Problem talking to")
+_NO_CREDENTIAL = re.compile(r"Munge encode failed.*")
+_NO_SLURMDBD = re.compile(r"PersistInit|slurm_persist_conn_open|Problem talking to")
 _NO_ACCOUNTING = re.compile(r"accounting storage is disabled")
 # Whom Slurm names when slurmctld itself ends a job, as after a prolog that failed.
 _SLURM_ITSELF = frozenset({"", "0", "root"})
@@ -336,6 +337,8 @@ class CommandLineCluster:
                 advice="Run this where Slurm's commands work, or set the cluster's slurm_conf",
             )
         advice = _NO_TOKEN if "SLURM_JWT" in os.environ else ""
+        if answer and (found := _NO_CREDENTIAL.search(answer.stderr)):
+            detail, advice = found[0], advice or CHECK_MUNGE
         raise TransientError(f"{argv[0]} failed: {detail}", subject=self.settings.name, advice=advice)
 
     def _query(self, argv: Sequence[str]) -> Finished | None:

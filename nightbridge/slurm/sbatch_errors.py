@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from nightbridge.errors import ErrorPattern, LaunchRefused, NightbridgeError, StatusUnknown, classify
 from nightbridge.slurm.protocol import JobNotAccepted
 
+CHECK_MUNGE = "Check munge on this host: `munge -n | unmunge`"
+
 # The first pattern that occurs in what sbatch wrote decides. Texts: slurm_errno.c, opt.c and sbatch.c of Slurm 22.05 to
 # 26.05. StatusUnknown: the job may exist all the same, so it is looked up by name before the next try.
 # JobNotAccepted: there is no job, a later try may work. LaunchRefused: the user has to change something.
@@ -18,7 +20,9 @@ REFUSALS: tuple[ErrorPattern, ...] = (
         "It is looked up before the next try; check munge on this host: `munge -n | unmunge`",
     ),
     ErrorPattern(
-        r"Unable to contact slurm controller \(connect failure\)|Connection refused|controller in standby mode",
+        # Of munged, "Connection refused" says nothing about slurmctld.
+        r"Unable to contact slurm controller \(connect failure\)|(?m:^(?!.*Munge).*Connection refused)"
+        r"|controller in standby mode",
         JobNotAccepted, "slurmctld cannot be reached", "Will retry; contact the site if this lasts",
     ),
     ErrorPattern(
@@ -30,7 +34,7 @@ REFUSALS: tuple[ErrorPattern, ...] = (
     ),
     ErrorPattern(
         r"(Protocol authentication error|Invalid authentication credential|Munge encode failed)",
-        JobNotAccepted, "authentication with slurmctld failed", "Check munge on this host: `munge -n | unmunge`",
+        JobNotAccepted, "authentication with slurmctld failed", CHECK_MUNGE,
     ),
     ErrorPattern(
         r"(?:Assoc|QOS)\w*Submit\w*|MaxSubmitJobs|MaxJobCount",

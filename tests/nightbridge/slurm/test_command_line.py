@@ -383,6 +383,20 @@ def test_a_host_that_has_only_a_token_for_slurm_is_told_that_it_is_not_used(
         fake(sinfo=sinfo).limits()
 
 
+def test_a_host_whose_munged_does_not_listen_is_told_so(fake: Callable[..., CommandLineCluster]) -> None:
+    """What sinfo of 22.05 writes 50 seconds after it was called, where a munged that died has left its socket."""
+    sinfo = """cat >&2 <<'END'
+sinfo: error: If munged is up, restart with --num-threads=10
+sinfo: error: Munge encode failed: Failed to connect to "/run/munge/munge.socket.2": Connection refused
+sinfo: error: slurm_send_node_msg: auth_g_create: REQUEST_PARTITION_INFO has authentication error
+slurm_load_partitions: Protocol authentication error
+END
+exit 1"""
+
+    with pytest.raises(TransientError, match=r"Munge encode failed.*Connection refused.*Check munge on this host"):
+        fake(sinfo=sinfo).limits()
+
+
 def test_a_slurm_conf_that_is_not_there_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "slurm.conf"
 
@@ -457,6 +471,19 @@ def test_each_refusal_is_of_its_kind(message: str, kind: type[NightbridgeError])
     assert type(error) is kind
     assert error.advice
     assert isinstance(error, TransientError) == (kind is not LaunchRefused)
+
+
+def test_an_sbatch_without_munge_is_not_said_to_lack_slurmctld() -> None:
+    error = refusal_of(
+        'sbatch: error: Munge encode failed: Failed to connect to "/run/munge/munge.socket.2": Connection refused\n'
+        "sbatch: error: slurm_send_node_msg: auth_g_create: REQUEST_SUBMIT_BATCH_JOB has authentication error\n"
+        "sbatch: error: Batch job submission failed: Protocol authentication error\n",
+        "job",
+    )
+
+    assert isinstance(error, JobNotAccepted)
+    assert "authentication with slurmctld failed (Munge encode failed" in error.happened
+    assert "Check munge on this host" in error.advice
 
 
 def test_a_site_without_a_default_partition_requires_one() -> None:

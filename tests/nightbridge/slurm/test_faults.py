@@ -219,6 +219,14 @@ def test_slurmctld_away_for_half_a_minute_ends_nothing_and_doubles_nothing(
     assert other.jobs() == [submitted.job_id]
 
 
+def test_a_host_without_munged_is_told_so(run: Run, slurm_cluster: SlurmDaemons) -> None:
+    with (
+        down(slurm_cluster, "munged", signal.SIGTERM),
+        pytest.raises(TransientError, match=r"Munge encode failed.*Did you start munged.*Check munge on this host"),
+    ):
+        run.cluster.limits()
+
+
 def test_slurmctld_restarted_between_submission_and_record_leads_to_one_job(
     run: Run, slurm_cluster: SlurmDaemons
 ) -> None:
