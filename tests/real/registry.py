@@ -11,6 +11,7 @@ import json
 import shutil
 import subprocess
 import tarfile
+import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ TOOLS = ("docker-registry", "skopeo")
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
 
 
 def missing_reason() -> str | None:
@@ -53,6 +56,28 @@ class Registry:
         command += [*login, f"--digestfile={digest_file}", f"oci:{layout}:image", f"docker://{self.host}/{name}"]
         subprocess.run(command, check=True, capture_output=True, timeout=300)
         return digest_file.read_text().strip()
+
+    def push_for(self, layouts: Mapping[str, Path], name: str, tag: str) -> None:
+        """Push an image of several, by the processor as OCI names it: `amd64`, `arm64`."""
+        digests = {arch: self.push(layout, f"{name}:{tag}-{arch}") for arch, layout in layouts.items()}
+        kept = self.folder / "data/docker/registry/v2/blobs/sha256"
+        manifests = [
+            {
+                "mediaType": DOCKER_MANIFEST,
+                "digest": digest,
+                "size": (kept / digest[7:9] / digest[7:] / "data").stat().st_size,
+                "platform": {"architecture": arch, "os": "linux"},
+            }
+            for arch, digest in digests.items()
+        ]
+        index = {"schemaVersion": 2, "mediaType": DOCKER_LIST, "manifests": manifests}
+        request = urllib.request.Request(
+            f"http://{self.host}/v2/{name}/manifests/{tag}",
+            method="PUT",
+            data=json.dumps(index).encode(),
+            headers={"Content-Type": DOCKER_LIST},
+        )
+        urllib.request.urlopen(request, timeout=30).close()
 
     def stop(self) -> None:
         """Stop it; returns when it is gone."""
@@ -110,7 +135,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, *, mode: int = 0o644) -> ta
     return made
 
 
-def write_layout(folder: Path, layers: Sequence[bytes], config: Mapping[str, Any]) -> Path:
+def write_layout(folder: Path, layers: Sequence[bytes], config: Mapping[str, Any], architecture: str = "amd64") -> Path:
     """Write an OCI layout with one image called `image`; `config` is what a Dockerfile sets (Env, Entrypoint...)."""
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True)
@@ -122,7 +147,7 @@ def write_layout(folder: Path, layers: Sequence[bytes], config: Mapping[str, Any
 
     packed = [add(gzip.compress(layer, compresslevel=1, mtime=0), LAYER) for layer in layers]
     about = {
-        "architecture": "amd64",
+        "architecture": architecture,
         "os": "linux",
         "config": dict(config),
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]},

@@ -17,6 +17,7 @@ from nightbridge.images.image import pull_image
 from nightbridge.images.registry import ImageReference, parse_reference
 from nightbridge.models import ImageImport, RunSpec, Site
 from tests.builders import make_image_spec
+from tests.real.registry import DEMO_CONFIG, demo_layers, write_layout
 
 NEMO = parse_reference("nvcr.io/nvidia/nemo:26.02.00")
 
@@ -92,6 +93,26 @@ def test_enroot_3_knows_no_digest_and_the_registry_is_queried(
 
     assert find_enroot().digest(reference) == demo_image.digest
     assert enroot.calls("digest") == []
+
+
+@pytest.mark.registry
+@pytest.mark.usefixtures("real_enroot")
+def test_of_several_images_the_one_for_the_nodes_is_imported(demo_image: Any, tmp_path: Path) -> None:
+    other = write_layout(tmp_path / "arm64", demo_layers()[:1], DEMO_CONFIG, "arm64")
+    demo_image.registry.push_for({"amd64": demo_image.layout, "arm64": other}, demo_image.name, "several")
+    site = Site(workspace=tmp_path / "workspace")
+    several, of_one = (f"{demo_image.registry.host}/{demo_image.name}:{tag}" for tag in ("several", "1"))
+
+    here, there = (pull_image(make_image_spec(several, gpu_type=gpu), site) for gpu in ("h100", "gb200"))
+
+    assert here.digest
+    assert there.digest
+    assert here.digest != there.digest
+    assert here.path == site.images_dir / f"{here.digest[7:]}.sqsh"
+    assert there.path == site.images_dir / f"{there.digest[7:]}-aarch64.sqsh"
+    assert here.sha256 != there.sha256
+    with pytest.raises(InvalidInput, match="the image is for amd64, and the nodes of this GPU type are arm64"):
+        pull_image(make_image_spec(of_one, gpu_type="gb200"), site)
 
 
 def test_transfers_have_a_time_limit_and_retries_unless_the_site_sets_others(
