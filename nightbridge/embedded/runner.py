@@ -72,7 +72,8 @@ def _wait_for_registration() -> Path | None:
 
 def _wait_for_turn(job: jobs.LocalJob) -> jobs.JobEnd | None:
     """Wait for the job's dependencies and a slot, and take it; return the end of a job that gets none."""
-    ended = jobs.ended_ids(job.root)
+    # Not ahead of itself: a file server may report as failed that it has the slot, and have written it.
+    ended = jobs.ended_ids(job.root) | {job.job_id}
     caught, place, look_at = None, 0, 0.0
     while (end := _interruption(job, caught)) is None:
         if time.monotonic() >= look_at:
@@ -129,7 +130,7 @@ def _give_sign_of_life(job: jobs.LocalJob) -> None:
 def _place_in_queue(job: jobs.LocalJob, ended: set[int]) -> int:
     """How many jobs have to end before a slot is free after every older job that could start has got one.
 
-    `ended` is kept between calls.
+    `ended`, which names the job itself as well, is kept between calls.
     """
     ahead = 0
     for other in jobs.all_jobs(job.root, known=ended):

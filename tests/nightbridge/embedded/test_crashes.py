@@ -16,6 +16,7 @@ import pytest
 
 from nightbridge.embedded.jobs import JobEnd, job_dir, write_record
 from nightbridge.embedded.process_tree import identify, is_gone
+from nightbridge.files import write_atomically
 from nightbridge.models import JobState
 from nightbridge.slurm.local import LocalCluster
 from tests.conftest import SEEDS
@@ -256,6 +257,16 @@ def test_a_job_that_fills_the_disk_has_its_own_end_and_costs_no_other_its_place(
         wait_until(lambda: (small_disk / "checkpoint").exists(), "the second job")
         (small_disk / "checkpoint").unlink()
         assert wait_for_end(cluster, ids[1]).exit_code == 3
+
+
+def test_a_job_whose_slot_was_written_though_the_file_server_reported_an_error_starts(tmp_path: Path) -> None:
+    first = write_script(tmp_path / "first.sh", f"until test -e {tmp_path}/go; do sleep 0.05; done")
+    with local_cluster(tmp_path, slots=1) as cluster:
+        ids = [cluster.submit(path.stem, path, ()) for path in (first, write_script(tmp_path / "job.sh", "true"))]
+        write_atomically(job_dir(cluster.root, ids[1]) / "started.json", b'{"at": 1.0}')
+        (tmp_path / "go").touch()
+
+        assert [wait_for_end(cluster, job_id).state for job_id in ids] == [JobState.COMPLETED] * 2
 
 
 def test_a_job_over_its_time_is_that_on_a_full_disk_as_well(small_disk: Path, tmp_path: Path) -> None:
