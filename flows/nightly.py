@@ -226,7 +226,7 @@ def _end_state(plan: NightPlan, new_attempt: bool, shared: NightContext) -> Stat
         add_tags(*_tags_of(plan), f"verdict:{worst}")
         return state_of_night(written)
     except Exception as error:
-        _send_end(plan, "infrastructure", _in_words(error))
+        _send_end(plan, "invalid" if isinstance(error, InvalidInput) else "infrastructure", _in_words(error))
         raise
 
 

@@ -37,6 +37,7 @@ from nightbridge.nights.records import (
     night_of_further_slot,
     night_of_slot,
     plan_path,
+    read_end,
     read_plan,
     read_start,
     record_start,
@@ -325,7 +326,19 @@ def keep_start(start: NightStart, site: Site) -> None:
     """Record in the store that the night has started, for the watchdog and for `nightbridge nights`.
 
     Every start of the flow run does: the one before may have been killed while it waited for the store.
+
+    Raises:
+        InvalidInput: The night has ended, and this workspace does not know its jobs: they would be submitted again.
     """
+    ended = read_end(store_of(site), start.night, start.scenario)
+    submitted = [verdict.run_key for verdict in ended.verdicts if verdict.job_id is not None] if ended else []
+    if gone := [run_key for run_key in submitted if not (site.workspace / "runs" / run_key).exists()]:
+        raise InvalidInput(
+            f"this night has ended, and {', '.join(gone[:3])} would be submitted again: what was kept of its runs is not "
+            f"in {site.workspace / 'runs'}",
+            subject=f"{start.scenario}, night {start.night}",
+            advice="Give the night another id, or none; the results and the report of this one are kept",
+        )
     record_start(store_of(site), start)
 
 

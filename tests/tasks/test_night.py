@@ -14,8 +14,16 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.settings import PREFECT_RESULTS_DEFAULT_STORAGE_BLOCK, temporary_settings
 
 from nightbridge.errors import InvalidInput
-from nightbridge.models import ClusterSettings, Scenario, Site, StoreSettings
-from nightbridge.nights.records import NightStart, NightTest, checked_night, record_start
+from nightbridge.models import (
+    ClusterSettings,
+    NightReport,
+    Scenario,
+    Site,
+    StoreSettings,
+    Verdict,
+    VerdictStatus,
+)
+from nightbridge.nights.records import NightStart, NightTest, checked_night, read_start, record_end, record_start
 from nightbridge.store.protocol import open_store
 from nightbridge.tasks import night as nights
 from nightbridge.tasks.night import (
@@ -23,6 +31,7 @@ from nightbridge.tasks.night import (
     NightSkipped,
     check_as_deployed,
     check_catch_up,
+    keep_start,
     night_of_schedule,
     retried_at,
 )
@@ -196,6 +205,47 @@ def test_a_night_of_another_cluster_in_the_same_store_is_refused_before_anything
     begun(site, "2026-11-21", slot, cluster="ada")
     with pytest.raises(InvalidInput, match=r"the store has this night already, of cluster ada.*store of its own"):
         own_night(ChosenNight(night="2026-11-21", slot=slot), NIGHTLY, site)
+
+
+# --- nights that have ended ------------------------------------------------------------------------------------------
+
+
+def ended_night(site: Site, *, job_id: int | None) -> NightStart:
+    """A night of one run, with its end in the store and nothing in the workspace."""
+    store, tests = open_store(site.store_settings), (NightTest(test_id="llama", run_key="llama-2026-11-21"),)
+    begun(site, "2026-11-21", None, tests=tests)
+    verdict = Verdict(
+        test_id="llama",
+        run_key=tests[0].run_key,
+        night="2026-11-21",
+        status=VerdictStatus.PASSED,
+        job_id=job_id,
+    )
+    report = NightReport(scenario="nightly", night="2026-11-21", verdicts=(verdict,), report="report.html")
+    record_end(store, report)
+    start = read_start(store, "2026-11-21", "nightly")
+    assert start is not None
+    return start
+
+
+def test_a_night_that_has_ended_is_not_started_again_without_its_runs(tmp_path: Path) -> None:
+    """Nothing else here tells that their jobs were submitted, once accounting has forgotten them."""
+    site = Site(workspace=tmp_path)
+    start = ended_night(site, job_id=7)
+
+    refused = "nightly, night 2026-11-21: this night has ended.* llama-2026-11-21 would be submitted again"
+    with pytest.raises(InvalidInput, match=refused):
+        keep_start.fn(start, site)
+
+
+@pytest.mark.parametrize("job_id", [7, None], ids=["its-run-is-there", "it-had-no-job"])
+def test_a_night_that_has_ended_is_started_again_where_nothing_is_lost(tmp_path: Path, job_id: int | None) -> None:
+    site = Site(workspace=tmp_path)
+    start = ended_night(site, job_id=job_id)
+    if job_id is not None:
+        (tmp_path / "runs" / "llama-2026-11-21").mkdir(parents=True)
+
+    keep_start.fn(start, site)
 
 
 # --- nights that could not begin in time -----------------------------------------------------------------------------
