@@ -310,6 +310,8 @@ def parity(
     faults = found.faults_of(gate)
     if page is not None:
         write_file(page, parity_page_stored(opened, found, gate).encode())
+    if gate == "convergence" and not found.own_bands:
+        note("too few good nights before the later run tell how far its losses scatter: held to the usual bands")
     document = {**found.model_dump(mode="json"), "gate": gate, "passed": not faults, "faults": faults}
     show(as_json, document, lambda: [*faults, found.result_of(gate)])
     return 1 if faults else 0

@@ -40,6 +40,7 @@ from nightbridge.goldens.goldens import (
 from nightbridge.goldens.parity import (
     MAX_CALIBRATION_RUNS,
     MIN_CALIBRATION_RUNS,
+    ParityBands,
     calibrated,
     compare_curves,
     curve_of,
@@ -367,6 +368,19 @@ def nightly_parity(
             for curve in apart
         ),
     )
+
+
+def own_bands(store: ObjectStore, record: RunRecord) -> ParityBands | None:
+    """The bands of the loss that the good nights before a run keep; None where too few of them can be read."""
+    cluster, night = record.job.cluster, record.spec.night
+    try:
+        history = read_recent(store, cluster, record.series, night)
+        decisions = as_of(night, read_decisions(store, cluster, record.series))
+    except DamagedData:
+        return None
+    good = comparable_losses(row_of(record, None), history, decisions)[-MAX_CALIBRATION_RUNS:]
+    known = calibrated([_losses(store, row.prefix) for row in good])
+    return known[1] if known else None
 
 
 def _losses(store: ObjectStore, prefix: str) -> dict[int, float]:

@@ -181,6 +181,9 @@ class Parity(Model):
     b: str = ""
     curves: tuple[CurveParity, ...]
     following: Following = Field(Following(), description="The losses, iteration by iteration.")
+    own_bands: bool = Field(
+        False, description="Whether the loss is held to the bands that good nights of its series keep; else usual ones."
+    )
     faults: tuple[str, ...] = Field((), description="What keeps the runs from being compared at all.")
 
     @property
@@ -293,6 +296,7 @@ def compare_runs(
     *,
     names: tuple[str, str] = ("", ""),
     policy: ReferencePolicy = DEFAULT_ITERATIONS,
+    bands: ParityBands | None = None,
 ) -> Parity:
     """Compare the curves of two runs.
 
@@ -305,17 +309,18 @@ def compare_runs(
         b: The other run's.
         names: What the two are called.
         policy: How far they may be apart at single iterations.
+        bands: How far the losses may be apart and still converge alike; the default ones when None.
     """
     curves = []
     for tag in TAGS:
         left, right = curve_of(a, tag), curve_of(b, tag)
         if left or right or tag == LOSS:
-            found = compare_curves(left, right, tag)
+            found = compare_curves(left, right, tag, bands or DEFAULT_BANDS)
             curves.append(found.model_copy(update={"of_log": _of_log(a, b, tag)}))
     losses = curve_of(a, LOSS), curve_of(b, LOSS)
     faults = tuple(f"{name or 'a run'} has no {LOSS}" for name, loss in zip(names, losses, strict=True) if not loss)
-    following = follow(*losses, policy)
-    return Parity(a=names[0], b=names[1], curves=tuple(curves), following=following, faults=faults)
+    following, is_own = follow(*losses, policy), bands is not None
+    return Parity(a=names[0], b=names[1], curves=tuple(curves), following=following, own_bands=is_own, faults=faults)
 
 
 def curve_of(metrics: "pd.DataFrame", tag: str) -> dict[int, float]:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import read_decisions
-from nightbridge.gate.evidence import Contract, read_scalars
+from nightbridge.gate.evidence import Contract, own_bands, read_scalars
 from nightbridge.gate.judging import judge
 from nightbridge.gate.trend import Trend, trends
 from nightbridge.gate.verdict import compare_with
@@ -173,7 +173,7 @@ def compare_stored(
 
 
 def parity_stored(store: ObjectStore, run_a: str, run_b: str, policy: ReferencePolicy | None = None) -> "Parity":
-    """Compare the curves of two stored runs: B against A.
+    """Compare the curves of two stored runs: B against A, by the bands that the good nights before the later one keep.
 
     Args:
         store: Where both are.
@@ -188,7 +188,9 @@ def parity_stored(store: ObjectStore, run_a: str, run_b: str, policy: ReferenceP
     from nightbridge.goldens.parity import DEFAULT_ITERATIONS, compare_runs
 
     a, b = _metrics(store, run_a), _metrics(store, run_b)
-    return compare_runs(a, b, names=(run_a, run_b), policy=policy or DEFAULT_ITERATIONS)
+    records = (_record(store, run) for run in (run_a, run_b))
+    bands = own_bands(store, max(records, key=lambda record: row_of(record, None).order))
+    return compare_runs(a, b, names=(run_a, run_b), policy=policy or DEFAULT_ITERATIONS, bands=bands)
 
 
 def parity_page_stored(store: ObjectStore, found: "Parity", gate: "ParityGate") -> str:

@@ -1,6 +1,7 @@
 """A person's questions about stored runs, by run key."""
 
 import json
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,30 @@ class TestParity:
         assert not other.same_numerics
         assert other.faults_of("convergence")
         assert (other.a, other.b) == (a.spec.run_key, c.spec.run_key)
+
+    def test_a_loss_is_held_to_what_the_good_nights_before_keep_where_enough_of_them_tell_it(
+        self, store: DirectoryStore, make_record: Callable[..., RunRecord], commit: Callable[..., RunRecord]
+    ) -> None:
+        def run(day: int, factor: float = 1.0) -> str:
+            """A run whose loss is some per cent off, as a whole and at each step."""
+            dice = random.Random(day)
+            level = factor * (1 + dice.gauss(0, 0.01))
+            losses = {step: (10.0 - 0.1 * step) * level * (1 + dice.gauss(0, 0.02)) for step in range(1, 51)}
+            record = commit(store, make_record(night=f"2026-11-{day:02}"), losses)
+            put_row(store, row_of(record, compare(record, ())))
+            return record.spec.run_key
+
+        first, second, *_, last = (run(day) for day in range(1, 9))
+        biased = run(9, 1.2)
+
+        early, alike, other, backwards = (
+            parity_stored(store, *runs) for runs in ((first, second), (first, last), (last, biased), (last, first))
+        )
+
+        assert (early.own_bands, bool(early.faults_of("convergence"))) == (False, True)
+        assert (alike.own_bands, alike.faults_of("convergence")) == (True, ())
+        assert (backwards.own_bands, backwards.faults_of("convergence")) == (True, ())
+        assert (other.own_bands, bool(other.faults_of("convergence"))) == (True, True)
 
     def test_the_page_names_both_runs(
         self, store: DirectoryStore, make_record: Callable[..., RunRecord], commit: Callable[..., RunRecord]
