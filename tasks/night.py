@@ -334,8 +334,8 @@ def keep_start(start: NightStart, site: Site) -> None:
     submitted = [verdict.run_key for verdict in ended.verdicts if verdict.job_id is not None] if ended else []
     if gone := [run_key for run_key in submitted if not (site.workspace / "runs" / run_key).exists()]:
         raise InvalidInput(
-            f"this night has ended, and {', '.join(gone[:3])} would be submitted again: what was kept of its runs is not "
-            f"in {site.workspace / 'runs'}",
+            f"this night has ended, and {', '.join(gone[:3])} would be submitted again: what was kept of it is not"
+            f" in {site.workspace / 'runs'}",
             subject=f"{start.scenario}, night {start.night}",
             advice="Give the night another id, or none; the results and the report of this one are kept",
         )

@@ -121,7 +121,7 @@ def accept(
     asked = {"kind": kind, "run_key": run_key, "metrics": tuple(metrics), "until": until, "who": who, "why": why}
     asked |= {} if run_key else {"night": rows[-1].night}
     # Typed again, as after a store that was away before it answered: two of them would have to be withdrawn.
-    if stored and asked == stored[-1].model_dump(include=asked.keys()):
+    if stored and asked == stored[-1].model_dump(include=set(asked)):
         return stored[-1]
     decisions = as_of(rows[-1].night, stored)
     found = trends(rows, decisions=decisions)
