@@ -141,7 +141,7 @@ def latest_steps(steps: Iterable[StepRecord]) -> dict[int, StepRecord]:
 
 # --- lines -----------------------------------------------------------------------------------------------------------
 
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]{0,4}[0-~])")
 
 
 def raw_lines(stream: BinaryIO) -> Iterator[bytes]:
@@ -161,7 +161,7 @@ def raw_lines(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def clean_line(line: bytes) -> str:
-    """A line as text, without colour codes."""
+    """A line as text, without escape codes."""
     text = line.decode("utf-8", "replace")
     return _ANSI.sub("", text) if "\x1b" in text else text
 
@@ -371,7 +371,8 @@ def read_logs(paths: Sequence[Path]) -> LogReading:
         steps=tuple(reader.steps),
         values={metric: tuple(values) for metric, values in reader.values.items()},
         saved_iterations=tuple(reader.saved),
-        last_error=reader.errors.best,
+        # It becomes the reason of a verdict, which is shown in terminals, too.
+        last_error="".join(letter if letter.isprintable() else " " for letter in reader.errors.best),
         own_error=reader.errors.own,
         cut_lines=reader.cut_lines,
         damage=tuple(damage),

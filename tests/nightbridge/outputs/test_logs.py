@@ -311,6 +311,15 @@ class TestErrors:
             "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (rank 3, node1)"
         )
 
+    def test_an_error_cannot_drive_the_terminal_in_which_its_verdict_is_shown(
+        self, read: Callable[..., LogReading]
+    ) -> None:
+        # A colour as tput ends it, a reset, the window's title, an 8-bit code, text that is written over and backwards.
+        text = "Traceback (most recent call last):\n  File x\nValueError: \x1b[1mbad\x1b(B\x1b[m \x1bc\x1b]0;t\x07shape"
+
+        assert read(f"{text}\n").last_error == "ValueError: bad shape"
+        assert read(f"{text} \x9b2J\x08\u202e\n").last_error == "ValueError: bad shape  2J  "
+
     def test_the_rank_prefix_of_torch_is_taken_off(self, read: Callable[..., LogReading]) -> None:
         text = "[rank3]: Traceback (most recent call last):\n[rank3]:   File x\n[rank3]: ValueError: bad shape\n"
         assert read(text).last_error == "ValueError: bad shape (rank 3)"
