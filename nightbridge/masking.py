@@ -46,7 +46,7 @@ _PARTS = (
 
 _BARE_IN_SHELL = re.compile(r"[^\w@%+=:./~#\n-]")
 
-_ESCAPE = rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\))"
+_ESCAPE = rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|\(B)"
 _SPACE = b" \t\r\n"
 _ESCAPES, _GAPS = re.compile(_ESCAPE), re.compile(rb"(?:[ \t\r\n]|%s)+" % _ESCAPE)
 """What may stand between two characters of a value: a terminal's escape codes, line breaks and indentation."""

@@ -82,6 +82,7 @@ HARD = "s3cr/et+\"wörd'<&>%\\ 9"
         lambda text: "\n".join(text),
         lambda text: "\r\n    ".join(text),
         lambda text: "\x1b[1;31m".join(text),
+        lambda text: "\x1b(B\x1b[m".join(text),  # as `tput sgr0` ends a colour
         lambda text: "\x1b]8;;http://x\x07\x1b[0m\n".join(text),
         lambda text: textwrap.fill(text.encode().hex(), 7, initial_indent="  "),
     ],
