@@ -262,7 +262,8 @@ def test_a_job_that_fills_the_disk_has_its_own_end_and_costs_no_other_its_place(
 def test_a_job_whose_slot_was_written_though_the_file_server_reported_an_error_starts(tmp_path: Path) -> None:
     first = write_script(tmp_path / "first.sh", f"until test -e {tmp_path}/go; do sleep 0.05; done")
     with local_cluster(tmp_path, slots=1) as cluster:
-        ids = [cluster.submit(path.stem, path, ()) for path in (first, write_script(tmp_path / "job.sh", "true"))]
+        second = write_script(tmp_path / "job.sh", "true")
+        ids = [cluster.submit(path.stem, path, [f"--chdir={tmp_path}"]) for path in (first, second)]
         write_atomically(job_dir(cluster.root, ids[1]) / "started.json", b'{"at": 1.0}')
         (tmp_path / "go").touch()
 
