@@ -136,7 +136,10 @@ def test_a_thread_that_is_left_behind_starts_no_other_one_as_the_process_ends(en
     assert said == "the process is ending\n"
 
 
-def test_prefect_uses_it_wherever_it_needs_one() -> None:
+def test_prefect_uses_it_wherever_it_needs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_home(tmp_path / "prefect")
+    database = f"sqlite+aiosqlite:///{tmp_path}/prefect/prefect.db"
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", database)
     reach_server()
 
     own = SubprocessASGIServer()
