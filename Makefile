@@ -14,6 +14,9 @@ LOCK = $(BIN)/uv pip compile --quiet --system-certs --universal --python-version
 # The marks of tests that need a part besides Python, or minutes: see pyproject.toml.
 PARTS := slurm or s3 or registry or prefect or embedded or launcher or random_kill or thorough
 
+# The quick tests that import Prefect, which takes as long as collecting all others.
+WITH_PREFECT := tests/blocks tests/tasks tests/examples/test_demo.py tests/nightbridge/cli/test_output.py tests/nightbridge/slurm/test_patience.py tests/nightbridge/test_errors.py
+
 # What no worker of pytest finds compiled it compiles itself, as every process that a test starts does.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -21,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: help require install lock demo check quick test docs lint soak soak-newest-prefect bench server deploy worker night clean clean-all
+.PHONY: help require install lock demo check quick quick-with-prefect test docs lint soak soak-newest-prefect bench server deploy worker night clean clean-all
 
 help:
 	@echo "make demo     the whole pipeline on this machine, from nothing"
@@ -75,11 +78,15 @@ lint: install
 
 # The linters run one after the other, on one core: the tests run beside them.
 check:
-	@$(MAKE) --no-print-directory --jobs 2 lint quick
+	@$(MAKE) --no-print-directory --jobs 3 lint quick quick-with-prefect
 
 # All tests of whole flows and nights need Prefect: each worker would import them, and Prefect's server, to leave them out.
 quick: install
-	$(BIN)/pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder -m "not ($(PARTS))" --ignore tests/flows --ignore tests/nights
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not ($(PARTS))" --ignore tests/flows --ignore tests/nights $(WITH_PREFECT:%=--ignore %)
+
+# One process imports Prefect for them, instead of each worker.
+quick-with-prefect: install
+	$(BIN)/pytest -m "not ($(PARTS))" $(WITH_PREFECT)
 
 # A second try of what ran into its time limit would have none: pytest-timeout's is for all tries of a test together. Where a part
 # that all need is broken, or the machine has come to a halt, each of hundreds would take its minutes to fail.
