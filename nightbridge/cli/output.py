@@ -40,17 +40,21 @@ def show(as_json: bool, document: object, lines: "Callable[[], Iterable[str | Ta
     if as_json:
         from pydantic_core import to_json
 
-        print_all([to_json(document, indent=2, by_alias=False, inf_nan_mode="null", fallback=str).decode()])
+        with _until_unread():
+            print(to_json(document, indent=2, by_alias=False, inf_nan_mode="null", fallback=str).decode(), flush=True)
     else:
         print_all(lines())
 
 
 def print_all(lines: "Iterable[str | Table]") -> None:
-    """Print lines and tables on stdout, each as soon as it is there, whether or not somebody reads them."""
+    """Print lines and tables on stdout, each as soon as it is there, whether or not somebody reads them.
+
+    A line may hold what a job has written: it cannot drive the terminal.
+    """
     for line in lines:
         with _until_unread():
             if isinstance(line, str):
-                print(line, flush=True)
+                print(printable(line), flush=True)
             else:
                 from rich.console import Console
 
@@ -114,7 +118,7 @@ def note(line: str) -> None:
     if sys.stderr is None:  # closed by who started this; print would take stdout
         return
     try:
-        print(line, file=sys.stderr)
+        print(printable(line), file=sys.stderr)
     except OSError:
         write_nowhere(sys.stderr)
 
@@ -138,7 +142,7 @@ _CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) 
 
 
 def printable(line: str) -> str:
-    """A line of a log without the control codes by which it could drive the terminal."""
+    """A line without the control codes by which it could drive the terminal."""
     return line.translate(_CONTROLS)
 
 

@@ -303,7 +303,7 @@ def _watch_night(name: str | None, store: "ObjectStore", site: "Site") -> None:
     for lines in _looks_at(name, store, site):
         for line in lines:
             if line not in shown:
-                print(line, flush=True)
+                print(printable(line), flush=True)
         shown = lines
 
 
@@ -377,8 +377,8 @@ def _errors_in(path: Path) -> "Iterator[str]":
 
     end = end_of_log(path)
     if end.error:
-        yield f"error: {printable(end.error)}"
-    yield from map(printable, end.lines[-LAST_LINES:])
+        yield f"error: {end.error}"
+    yield from end.lines[-LAST_LINES:]
 
 
 def _show_run_status(run_key: str, attempts: "Iterable[AttemptContext]", site: "Site", as_json: bool) -> None:

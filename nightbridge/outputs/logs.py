@@ -372,7 +372,7 @@ def read_logs(paths: Sequence[Path]) -> LogReading:
         values={metric: tuple(values) for metric, values in reader.values.items()},
         saved_iterations=tuple(reader.saved),
         # It becomes the reason of a verdict, which is shown in terminals, too.
-        last_error="".join(letter if letter.isprintable() else " " for letter in reader.errors.best),
+        last_error="".join(char if char.isprintable() else " " * char.isspace() for char in reader.errors.best),
         own_error=reader.errors.own,
         cut_lines=reader.cut_lines,
         damage=tuple(damage),

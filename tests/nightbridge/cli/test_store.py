@@ -34,6 +34,20 @@ def test_events_prints_one_line_for_each_tag(nightbridge: Program, event_folder:
     assert out.splitlines()[1] == "lm loss\t3\t1\t3\t3.33333"
 
 
+def test_the_name_of_a_tag_cannot_drive_the_terminal(nightbridge: Program, event_folder: str) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(event_folder)
+    writer.add_event(Event(step=1, summary=Summary(value=[Summary.Value(tag="\x1bc\x9b2Jtime\r", simple_value=1.0)])))
+    writer.close()
+
+    _, out, _ = nightbridge("events", event_folder)
+
+    assert "c2Jtime\t1\t1\t1\t1" in out.splitlines()
+
+
 @pytest.mark.parametrize("size", ["inf", "1e999"])
 def test_prune_refuses_what_is_no_size(nightbridge: Program, tmp_path: Path, size: str) -> None:
     code, _, err = nightbridge("prune", "--max-gb", size, "--workspace", str(tmp_path / "ws"))

@@ -318,7 +318,7 @@ class TestErrors:
         text = "Traceback (most recent call last):\n  File x\nValueError: \x1b[1mbad\x1b(B\x1b[m \x1bc\x1b]0;t\x07shape"
 
         assert read(f"{text}\n").last_error == "ValueError: bad shape"
-        assert read(f"{text} \x9b2J\x08\u202e\n").last_error == "ValueError: bad shape  2J  "
+        assert read(f"{text}\t\x9b2J\x08\u202e\n").last_error == "ValueError: bad shape 2J"
 
     def test_the_rank_prefix_of_torch_is_taken_off(self, read: Callable[..., LogReading]) -> None:
         text = "[rank3]: Traceback (most recent call last):\n[rank3]:   File x\n[rank3]: ValueError: bad shape\n"
