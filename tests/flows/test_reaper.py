@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime, tzinfo
 from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
@@ -219,15 +220,26 @@ def test_a_night_that_was_started_again_has_time_to_say_that_it_lives(
     assert state_name(client, night) == "Running"
 
 
-def test_a_night_without_a_sign_is_judged_by_its_heartbeats(client: SyncPrefectClient, tmp_path: Path) -> None:
+def test_a_night_without_a_sign_is_judged_by_its_heartbeats(
+    client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     silent, beating = made(client, tmp_path, Running()), made(client, tmp_path, Running())
-    between = time.monotonic() + 2.0
-    time.sleep(4.0)
+    between = utc_now()
     emit_heartbeat(client, beating)
+    looked_at = utc_now()
 
-    reap(no_heartbeat=time.monotonic() - between, second_look=0.0)
+    class Clock(datetime):
+        """Stands still: how long a reaper takes to start counts for nothing."""
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return looked_at.astimezone(tz)
+
+    monkeypatch.setattr("nightbridge.flows.reaper.datetime", Clock)
+    since_then = (looked_at - between).total_seconds()
+    reap(no_heartbeat=since_then, second_look=0.0)
     assert state_name(client, silent) == "Running"
-    reap(no_heartbeat=time.monotonic() - between, second_look=0.0)
+    reap(no_heartbeat=since_then, second_look=0.0)
 
     assert (state_name(client, silent), state_name(client, beating)) == ("Resuming", "Running")
 
