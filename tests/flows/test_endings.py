@@ -25,12 +25,17 @@ from tests.real.prefect_server import make_home
 pytestmark = pytest.mark.launcher
 
 PROMPT = 10.0
-"""Seconds within which the process, or everything that a killed one had started, is gone."""
+"""Seconds within which the process, or everything that a killed one had started, is gone; of a machine of its own."""
 PATIENCE = 300.0
 MARK = "XDG_TEST_MARK"
 """A variable of a kind that every program of a run keeps: the embedded server is given no other."""
 _RUNNER = b"nightbridge.embedded.runner"
 """In the command of a process that stands for Slurm: it runs a job to its end, whatever becomes of its submitter."""
+
+
+def prompt() -> float:
+    """`PROMPT` on this machine, whose processors others may have to share."""
+    return PROMPT * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @dataclass
@@ -173,9 +178,9 @@ def test_told_to_end_it_ends_within_seconds_and_no_flow_run_stays_running(
     print(err)
     assert code == 128 + number
     assert "Traceback" not in err
-    assert seconds < PROMPT
+    assert seconds < prompt()
     assert set(run.flow_runs().values()) <= {"CRASHED"}
-    run.wait_until(lambda: not run.processes(), PROMPT)
+    run.wait_until(lambda: not run.processes(), prompt())
     assert set(run.job_states()) <= {"RUNNING", "PENDING", "COMPLETED"}
 
 
@@ -190,5 +195,5 @@ def test_killed_it_leaves_nothing_behind_but_the_job(
 
     stop_at(moment, run, signal.SIGKILL)
 
-    run.wait_until(lambda: not run.processes(), PROMPT)
+    run.wait_until(lambda: not run.processes(), prompt())
     assert set(run.job_states()) <= {"RUNNING", "PENDING", "COMPLETED"}
