@@ -55,8 +55,9 @@ _PROFILE_FOLDERS = frozenset(("nsys_profile", "pytorch_profile", "torch_profile"
 """nsys writes into the first; PyTorch's profiler beside the event files, its memory snapshots into the second."""
 _PROFILES = ("snapshot*.pickle", "*.pt.trace.json*")
 """Memory snapshots, one for each rank; and PyTorch's traces, which before v0.4 lie among the event files."""
-_LAUNCHER_FILES = ("*.tar.gz", "scripts/*", "configs/*_executor.yaml", "configs/*_config.yaml", "env_*.log")
-"""What NeMo-Run itself writes into the job's folder. It names secrets in clear text, so it is never stored."""
+_LAUNCHER_FILES = ("*.tar.gz", "scripts/*", "configs/*_executor.yaml", "configs/*_config.yaml", "env_*.log", "train.sh")
+"""What NeMo-Run itself writes into the job's folder. It names secrets in clear text, so it is never stored. The last is
+the script of a test without NeMo-Run, which is stored as the attempt's `job.sh`."""
 
 
 class NotStored(NamedTuple):

@@ -131,7 +131,7 @@ class TestReadRun:
         checkpoint = write_checkpoint(run_folder.job_dir / "checkpoints", iteration=10)
         (checkpoint.parent / "latest_checkpointed_iteration.txt").write_text("10")
         run_folder.curves(range(1, 2))
-        for own in ("title.tar.gz", "scripts/title.sh", "configs/title_executor.yaml", "env_4711.log"):
+        for own in ("title.tar.gz", "scripts/title.sh", "configs/title_executor.yaml", "env_4711.log", "train.sh"):
             run_folder.write(own, "of the launcher")
         for shard in ("model-1.safetensors", "nested/model-2.safetensors"):
             run_folder.write(f"hf_export/{shard}", "x" * 500)
