@@ -206,7 +206,8 @@ def _track(save_dir: Path, iteration: int) -> None:
         if state.exists():
             with state.open("rb") as own, new_file(save_dir / TRAIN_STATE) as copy:
                 shutil.copyfileobj(own, copy)
-        write_atomically(save_dir / TRACKER, str(iteration).encode())
+        if not (save_dir / TRACKER).exists():
+            write_atomically(save_dir / TRACKER, str(iteration).encode())
 
 
 def _foreign(destination: Path, manifest: Manifest, mark: str) -> str:

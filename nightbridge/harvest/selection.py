@@ -25,6 +25,7 @@ from nightbridge.models import Checkpoint, CheckpointState, StoredFile
 from nightbridge.outputs.checkpoints import (
     LOADER_STATES,
     TRACKER,
+    TRAIN_STATE,
     checkpoint_size,
     prove_in_child,
     proved_state,
@@ -74,9 +75,17 @@ def stored_save_dirs(files: Iterable[StoredFile]) -> dict[str, int]:
 
 
 def untracked_save_dirs(files: Sequence[StoredFile]) -> dict[str, int]:
-    """Those of `stored_save_dirs` without the tracker: it names a newer checkpoint, which could not be stored."""
+    """Those of `stored_save_dirs` that lack a tracker: it is of a newer checkpoint, which could not be stored.
+
+    Megatron-Bridge goes by the copy of the training state, Megatron-LM, which has none, by the text.
+    """
     paths = {file.path for file in files}
-    return {folder: newest for folder, newest in stored_save_dirs(files).items() if folder + TRACKER not in paths}
+    return {
+        folder: newest
+        for folder, newest in stored_save_dirs(files).items()
+        if folder + TRACKER not in paths
+        or (folder + TRAIN_STATE not in paths and f"{folder}iter_{newest:07d}/train_state.pt" in paths)
+    }
 
 
 def _single_files(output: RunOutput) -> Iterator[LocalFile]:

@@ -404,6 +404,23 @@ def test_a_training_finds_an_older_checkpoint_that_was_stored_in_place_of_the_ne
     assert not [path for path in (tmp_path / "all").rglob("*latest*") if path.parent.name != "checkpoints"]
 
 
+def test_a_training_finds_the_checkpoint_before_a_save_that_was_killed_as_it_copied_its_training_state(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path
+) -> None:
+    save_dir = left.job_dir / "checkpoints"
+    state, later = (torch_files.torch_save({"step": step}, "train_state") for step in (40, 60))
+    (save_dir / "iter_0000040/train_state.pt").write_bytes(state)
+    (save_dir / "iter_0000060/train_state.pt").write_bytes(later)
+    (save_dir / "latest_train_state.pt").write_bytes(later)
+    prefix = left.with_sizes_of_now().harvest(directory).prefix
+
+    for _ in range(2):
+        fetch_run(directory, prefix, tmp_path / "load", only="checkpoint")
+
+    assert (tmp_path / "load/latest_train_state.pt").read_bytes() == state
+    assert (tmp_path / "load/latest_checkpointed_iteration.txt").read_text() == "40"
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 @pytest.mark.parametrize("where", ["a1", "saved"])
 def test_checkpoints_of_a_save_dir_of_ones_own_are_restored_straight_into_the_folder(
