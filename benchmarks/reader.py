@@ -1,6 +1,6 @@
 """What reading through a child costs: processor time for each run, and memory while 200 jobs are followed.
 
-    PYTHONPATH=. python benchmarks/reader.py [RUNS] [FOLLOWED] [SCALARS] [MIB]
+    PYTHONPATH=. python benchmarks/reader.py [RUNS [FOLLOWED [SCALARS [MIB]]]]      default: 50 200 1000000 64
 
 Each run has a log of 500 steps and an event file of as many. It is read twice in this process and twice in children,
 once for the evidence of how it ended and once for its summary, as a night does. Processor time is that of this process,
@@ -37,6 +37,8 @@ from tests.nightbridge.outputs.builders import RunFolder, StepLine
 
 STEPS = 500
 TICK = os.sysconf("SC_CLK_TCK")
+
+USUAL = (50, 200, 1_000_000, 64)
 
 
 def main(runs: int, followed: int, scalars: int, mib: int) -> None:
@@ -181,6 +183,10 @@ def own_memory() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
+def counts_of(arguments: Sequence[str]) -> list[int]:
+    """The counts that are given, and the usual ones for the rest."""
+    return [*map(int, arguments), *USUAL[len(arguments) :]]
+
+
 if __name__ == "__main__":
-    counts = [int(argument) for argument in sys.argv[1:]]
-    main(*(counts or [50, 200, 1_000_000, 64]))
+    main(*counts_of(sys.argv[1:]))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import error_rate, polling, practice_month, restore, upload
+from benchmarks import error_rate, polling, practice_month, reader, restore, upload
 from examples.practice.repositories import add_submodule, bump_submodule, commit_many, make_practice_repositories
 from nightbridge.cli.main import run as nightbridge
 from tests.real.prefect_server import PrefectServer
@@ -113,6 +113,10 @@ def test_a_benchmark_runs(name: str, noise: Path, dump: Path) -> None:
     printed = printed_by(name, *(inputs.get(word, word) for word in arguments))
 
     assert re.search(expected, printed)
+
+
+def test_the_last_counts_of_the_reader_s_benchmark_may_be_left_out() -> None:
+    assert reader.counts_of(["5", "7"]) == [5, 7, 1_000_000, 64]
 
 
 def test_every_benchmark_is_run_here() -> None:
