@@ -410,11 +410,12 @@ _KEPT_BY_LAUNCHER = "additional_slurm_params"
 def unsafe_values(test: TestDefinition, version: Version) -> Iterator[tuple[str, str]]:
     """Texts that would not reach the job of a version's launcher as they are written, each with the reason."""
     for field, value in test.cmd_args.items():
+        if isinstance(value, _NUMBERS):
+            continue
         is_kept = field == _KEPT_BY_LAUNCHER and version >= V0_5_0
         for part in str(value).split(";") if is_kept else [value]:
-            if not isinstance(part, _NUMBERS):
-                for word, problem in _unsafe_words(field, tuple(part) if isinstance(part, list) else part):
-                    yield f"cmd_args.{field}", f"{word!r} {problem}"
+            for word, problem in _unsafe_words(field, tuple(part) if isinstance(part, list) else part):
+                yield f"cmd_args.{field}", f"{word!r} {problem}"
     for key, text in test.extra_cmd_args.items():
         if reason := why_unsafe(key.removeprefix("~")) or why_unsafe_escaped(text):
             yield f"extra_cmd_args.{key}", f"{_override(key, text)!r} {reason}"

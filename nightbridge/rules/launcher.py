@@ -435,6 +435,8 @@ _OVERRIDING = "Megatron-Bridge: scripts/performance/utils/overrides.py at 067f98
 @rule("override-twice", _OVERRIDING, ("extra_cmd_args", "cmd_args", "harvest", "git_repos"))
 def _twice(run: RuleContext) -> Iterator[str]:
     """The launcher lays its own flags over the overrides, and nightbridge plans by the flags."""
+    if not run.test.extra_cmd_args:
+        return
     performance = has_performance_recipe(run)
     saves = run.test.harvest.checkpoint != "none" or any(is_given(run.args.get(key)) for key in _SAVING.values())
     for key, path, value in overrides_of(run.test):
@@ -466,7 +468,7 @@ _KEPT_OF_DATA = frozenset({"num_workers", "pin_memory", "persistent_workers"})
 @rule("override-dropped", _OVERRIDING, ("extra_cmd_args", "cmd_args", "git_repos"), "warning")
 def _dropped(run: RuleContext) -> Iterator[str]:
     """The launcher sets some fields after the overrides, whatever its flags are."""
-    if not has_performance_recipe(run):
+    if not run.test.extra_cmd_args or not has_performance_recipe(run):
         return
     for key, path, value in overrides_of(run.test):
         if reason := _why_dropped(path.replace("model.transformer.", "model."), str(value).lower(), run):

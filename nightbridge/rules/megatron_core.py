@@ -182,9 +182,9 @@ _DENSE_FIRST = frozenset({"deepseek_v3", "kimi_k2"})
 def _layers_counted(run: RuleContext) -> Iterator[str]:
     """The launcher counts the dense layers in a list that only some models have, and fails without one."""
     args, recipe = run.args, str(run.args.get("model_recipe_name"))
-    if args.get("first_k_dense_replace") is not None or not has_performance_recipe(run):
+    if not args.get("num_layers") or args.get("first_k_dense_replace") is not None or not has_performance_recipe(run):
         return
-    if args.get("num_layers") and recipe in _EXPERTS.keys() - _DENSE_FIRST:
+    if recipe in _EXPERTS.keys() - _DENSE_FIRST:
         moved = "model.transformer.num_layers" if run.version >= V0_6_0 else "model.num_layers"
         yield f"num_layers: the launcher fails with it for {recipe}; write the override {moved} instead"
 

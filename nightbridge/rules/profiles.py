@@ -5,12 +5,14 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.config_container import ConfigContainer, Difference, container_differences, with_overrides
 from nightbridge.launch.config_schema import ConfigSchema
+from nightbridge.launch.flags import Version
 from nightbridge.launch.resources import at_point, num_gpus
 from nightbridge.models import (
     READING_RULE,
@@ -76,6 +78,13 @@ CONTAINER_RULES: tuple[Rule[ConfigContainer], ...] = rules_in(
 def rules_of(test: TestDefinition) -> RunRules:
     """The rules that a test is checked by."""
     return PROFILES[test.compat] if test.has_launcher else HETERO_RULES
+
+
+@lru_cache(maxsize=64)
+def _rules_for(compat: Compat | None, version: Version, available: frozenset[Need]) -> RunRules:
+    """The rules of a profile, or of heterogeneous tests, that hold for a version of which this much is known."""
+    rules = PROFILES[compat] if compat else HETERO_RULES
+    return tuple(rule for rule in rules if rule.holds(version, available))
 
 
 def check_container(container: ConfigContainer, world_size: int | None = None) -> tuple[Violation, ...]:
@@ -196,7 +205,7 @@ def points_of(test: TestDefinition, limits: ClusterLimits | None = None) -> Iter
 
 def _check_one(test: TestDefinition, limits: ClusterLimits | None, checkout: Checkout | None) -> tuple[Violation, ...]:
     run = RuleContext(test, limits, checkout)
-    rules = (rule for rule in rules_of(test) if rule.holds(run.version, run.available))
+    rules = _rules_for(test.compat if test.has_launcher else None, run.version, run.available)
     broken = tuple(with_places(found, test, test.source) for found in violations_of(rules, run))
     if checkout is None or not test.has_launcher or not test.extra_cmd_args or run.config_schema is None:
         return broken

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from nightbridge.launch.flags import V0_4_0, V0_5_0, V0_6_0, Version
 from nightbridge.models.series import DEFAULT_NUM_GPUS, DEFAULTS
-from nightbridge.rules.rule import RuleContext, cmd_args, is_local, rule
+from nightbridge.rules.rule import OLDEST, RuleContext, cmd_args, is_local, rule
 
 _SUBMISSION = "Megatron-Bridge: setup_experiment.py and argument_parser.py of scripts/performance at 067f987d (main)"
 
@@ -109,6 +109,8 @@ _NEVER_READ: Mapping[str, Version] = {
 }
 """Keys that nothing reads from this version on."""
 
+_SOMETIMES_READ = _LIBRARY_ONLY.keys() | _PERFORMANCE_ONLY.keys() | _NEVER_READ.keys()
+
 
 def is_given(value: object) -> bool:
     """Whether a value of `[cmd_args]` sets anything: a switch that is off, and an empty text or list, do not."""
@@ -131,10 +133,12 @@ def _unread(run: RuleContext) -> Iterator[str]:
     """The launcher's parser takes every option, and the recipe's own value trains where nothing reads one."""
     if not has_nvidias_launcher(run):
         return
-    given = [field for field, value in run.args.items() if is_given(value) and value != DEFAULTS.get(field)]
-    library = bool(run.args.get("use_recipes"))
+    args = run.args
+    written = [field for field in args if field in _SOMETIMES_READ]
+    given = [field for field in written if is_given(args[field]) and args[field] != DEFAULTS.get(field)]
+    library = bool(args.get("use_recipes"))
     for field in given:
-        since = _PERFORMANCE_ONLY.get(field, Version(0, 0))
+        since = _PERFORMANCE_ONLY.get(field, OLDEST)
         if field in _NEVER_READ and run.version >= _NEVER_READ[field]:
             yield f"cmd_args.{field} has no effect: nothing in this version of Megatron-Bridge reads it; remove it"
         elif field in _LIBRARY_ONLY and not library:
@@ -146,13 +150,14 @@ def _unread(run: RuleContext) -> Iterator[str]:
             yield f"cmd_args.{field} has no effect with use_recipes, so the recipe's own value trains; remove it"
     if library and run.version < V0_5_0 and run.test.extra_cmd_args:
         yield "extra_cmd_args has no effect with use_recipes before v0.5.0, which drops all overrides; pin a newer one"
-    overrides = {key.lstrip("+"): value for key, value in run.test.extra_cmd_args.items()}
-    length, model = run.args.get("seq_length"), overrides.get("model.seq_length")
-    if length and not library and run.version < V0_6_0 and model != str(length):
-        yield (
-            f"cmd_args.seq_length = {length} changes the data alone before v0.6.0, and the job ends where the model's "
-            f'is another; write the override model.seq_length = "{length}" beside it'
-        )
+    length = args.get("seq_length")
+    if length and not library and run.version < V0_6_0:
+        overrides = {key.lstrip("+"): value for key, value in run.test.extra_cmd_args.items()}
+        if overrides.get("model.seq_length") != str(length):
+            yield (
+                f"cmd_args.seq_length = {length} changes the data alone before v0.6.0, and the job ends where the "
+                f'model\'s is another; write the override model.seq_length = "{length}" beside it'
+            )
     if library and "warmup_iters" in given and (run.test.max_steps or 0) > _SHORT_RUN:
         yield (
             f"cmd_args.warmup_iters has no effect with use_recipes and more than {_SHORT_RUN} steps, of which 1 % warm "

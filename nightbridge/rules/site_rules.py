@@ -213,7 +213,7 @@ def _one_job(run: RuleContext) -> Iterator[str]:
 
 def _refused_parameters(run: RuleContext, refused: Collection[str]) -> Iterator[str]:
     """The parameters with one of these names; the launcher writes each into an #SBATCH line."""
-    for word in map(str.strip, str(run.args.get("additional_slurm_params") or "").split(";")):
+    for word in filter(None, map(str.strip, str(run.args.get("additional_slurm_params") or "").split(";"))):
         name = word.lstrip("-").replace("_", "-").partition("=")[0]
         for named in option_names(f"-{name}" if len(name) == 1 else f"--{name}") & set(refused):
             yield f"cmd_args.additional_slurm_params: {word!r} {'; '.join(NOT_ONE_JOB[named])}"
@@ -266,6 +266,7 @@ def _nodes_allowed(run: RuleContext) -> Iterator[str]:
 @rule("gate-band", "nightbridge: relative numbers of [gate] are shares", ("gate",))
 def _gate_band(run: RuleContext) -> Iterator[str]:
     """A band of more than 100 % never alarms, and is a percentage that was meant as a share."""
-    for metric in METRICS:
-        if (band := getattr(run.test.gate, metric.name)) > max(1.0, metric.band):
+    gate = run.test.gate
+    for metric in METRICS if gate.model_fields_set else ():
+        if (band := getattr(gate, metric.name)) > max(1.0, metric.band):
             yield f"gate.{metric.name} = {band:g} is {band:.0%}; write {band / 100:g} for {band:g} %"
