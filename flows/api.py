@@ -1,4 +1,8 @@
-"""The functions that Python users call; see `flows/__init__.py`."""
+"""The functions that Python users call; see `flows/__init__.py`.
+
+A flow takes Prefect a tenth of a second to load: those that are no part of a night are loaded by the function that runs
+them.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,14 +20,11 @@ from nightbridge.bisect.result import BisectResult
 from nightbridge.blocks import load_site
 from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput
-from nightbridge.flows.attribute import attribute_flow
-from nightbridge.flows.bisect import bisect_flow
 from nightbridge.flows.final_states import TAG, plain_errors, result_of
 from nightbridge.flows.nightly import nightly
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.server import reach_server, reach_server_with_blocks
 from nightbridge.flows.threads import async_twin, outside_of_loops
-from nightbridge.flows.trial import try_flow
 from nightbridge.gate.trial import Change, Trial, plan_trial
 from nightbridge.goldens.parity import Parity
 from nightbridge.harvest import restore
@@ -178,6 +179,8 @@ def bisect_regression(  # noqa: D417  (`nightly_regression` describes the others
         PermanentError: The store cannot be read or written.
         TransientError: The store or the Prefect server does not answer.
     """
+    from nightbridge.flows.bisect import bisect_flow
+
     request = _request(BisectRequest, test_id, search)
     choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=workspace)
     return _returned(bisect_flow, choice, test_id, request)
@@ -205,6 +208,8 @@ def attribute_regression(  # noqa: D417  (`nightly_regression` describes the oth
         PermanentError: The store cannot be read or written.
         TransientError: The store or the Prefect server does not answer.
     """
+    from nightbridge.flows.attribute import attribute_flow
+
     request = _request(AttributionRequest, test_id, search)
     choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=workspace)
     return _returned(attribute_flow, choice, test_id, request)
@@ -332,6 +337,8 @@ def try_change(  # noqa: D417  (`nightly_regression` describes the others)
         PermanentError: The store cannot be read or written.
         TransientError: The store or the Prefect server does not answer.
     """
+    from nightbridge.flows.trial import try_flow
+
     choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=workspace)
     if most_pairs is not None and most_pairs < 1:
         raise InvalidInput("not a number of pairs", subject=f"most_pairs={most_pairs}", advice="Give 1 or more")
