@@ -5,6 +5,7 @@ from functools import partial
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
 from nightbridge.attribution.axes import base_of_descent, exchanged_site, nodes_at
@@ -38,6 +39,7 @@ from nightbridge.flows.pipeline import verdict_of
 from nightbridge.flows.threads import side_by_side
 from nightbridge.gate.nodes import on_nodes
 from nightbridge.models import RunRecord, Site
+from nightbridge.nights.liveness import alive
 from nightbridge.tasks.attribute import (
     bad_run,
     earlier_result,
@@ -70,7 +72,9 @@ def attribute_flow(  # noqa: D417  (`SiteChoice` describes the others)
         test_id: The test.
         request: What to find the cause of, and what it may cost.
     """
-    result = attribute(test_id, request, site_of(system=system, cluster=cluster, store=store, workspace=workspace))
+    site = site_of(system=system, cluster=cluster, store=store, workspace=workspace)
+    with alive(site.workspace, str(flow_run.id)):
+        result = attribute(test_id, request, site)
     kind = Completed if result.is_found else Failed
     names = {"found": "Found", "undecided": "Undecided", "indistinct": "Indistinct"}
     return kind(name=names.get(result.cause.kind, "NotInChanges"), message=sentence(result), data=result)

@@ -5,6 +5,7 @@ from functools import partial
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
 from nightbridge.bisect.plan import DEFAULT_REQUEST, BisectPlan, BisectRequest, point_run
@@ -15,6 +16,7 @@ from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import verdict_of
 from nightbridge.flows.threads import side_by_side
 from nightbridge.models import RunRecord, Site
+from nightbridge.nights.liveness import alive
 from nightbridge.tasks.bisect import base_run, begun_points, keep_result, plan_bisect, room_for
 from nightbridge.tasks.cancel import cancel_hook, note_search
 from nightbridge.tasks.compare import record_of
@@ -43,7 +45,7 @@ def bisect_flow(  # noqa: D417  (`SiteChoice` describes the others)
     """
     site = site_of(system=system, cluster=cluster, store=store, workspace=workspace)
     plan = plan_bisect(test_id, request, site)
-    with shared_night():
+    with shared_night(), alive(site.workspace, str(flow_run.id)):
         result = search(plan, base_run(plan, site), site, request.at_once)
     kind = Completed if result.culprits else Failed
     name = {"found": "Found", "undecided": "Undecided"}.get(result.answer.kind, "NotInRange")

@@ -6,6 +6,7 @@ from typing import Annotated
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 from pydantic import Field
 
@@ -29,6 +30,7 @@ from nightbridge.gate.trial import (
     trial_arm,
 )
 from nightbridge.models import RunSpec, Site, utc_now
+from nightbridge.nights.liveness import alive
 from nightbridge.rules import check_scenario
 from nightbridge.tasks.cancel import cancel_hook, note_search
 from nightbridge.tasks.compare import interrupted, keep_trial, record_of, stored_verdict, with_noise
@@ -63,7 +65,7 @@ def try_flow(  # noqa: D417  (`SiteChoice` describes the others)
     trial, control = interrupted(*of_commits(trial, control, resolve_change(change, control, site)), site)
     trial = with_noise(trial, control, site)
     note_search(trial.trial_id, site)
-    with shared_night():
+    with shared_night(), alive(site.workspace, str(flow_run.id)):
         arms: list[TrialArm] = []
         while goes_on(trial, control.test.gate, most_pairs):
             arms += _pair(trial, control, len(arms), site)

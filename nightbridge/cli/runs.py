@@ -333,7 +333,7 @@ def _logs_of(attempt: "AttemptContext") -> list[Path]:
 def _follow(attempt: "AttemptContext", site: "Site") -> None:
     """Print the finished lines of an attempt's logs until its job has ended; a log that begins later is found, too.
 
-    Where it has no job, until no night is left that could submit one.
+    Where it has no job, until no night or search is left that could submit one.
     """
     from nightbridge.outputs.logs import LogTail
 
@@ -367,7 +367,7 @@ def _is_over(attempt: "AttemptContext", cluster: "Cluster") -> bool:
             return False
     except TransientError:  # also for who may only read the workspace
         return False
-    note(f"the cluster knows no job of {attempt.name}, and no night is under way in {attempt.workspace}")
+    note(f"the cluster knows no job of {attempt.name}, and no night or search is under way in {attempt.workspace}")
     return True
 
 

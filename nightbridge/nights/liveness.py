@@ -1,4 +1,4 @@
-"""Signs of life: a night's flow process refreshes a file in the workspace as long as it lives.
+"""Signs of life: the process of a night or a search refreshes a file in the workspace as long as it lives.
 
     <workspace>/nights/<flow run id>.alive      Holder: host, process and its start; refreshed every few seconds
 
@@ -74,7 +74,7 @@ def is_alive(workspace: Path, flow_run: str, *, silence: float = SILENCE_SECONDS
 
 
 def is_any_alive(workspace: Path) -> bool:
-    """Whether the process of any night in a workspace lives. Raises as `is_alive` does."""
+    """Whether the process of any night or search in a workspace lives. Raises as `is_alive` does."""
     return any(is_alive(workspace, sign.stem) for sign in alive_path(workspace, "").parent.glob("*.alive"))
 
 

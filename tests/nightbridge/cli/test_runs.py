@@ -322,7 +322,7 @@ def test_the_log_of_an_attempt_without_a_job_is_followed_as_long_as_a_night_may_
     again = nightbridge("logs", "-f", attempt.run_key, "--workspace", str(tmp_path / "ws"))
 
     assert (code, out) == (0, "packaging\nrefused\n")
-    assert f"the cluster knows no job of {attempt.name}, and no night is under way" in err
+    assert f"the cluster knows no job of {attempt.name}, and no night or search is under way" in err
     assert again == (code, out, err)
 
 
