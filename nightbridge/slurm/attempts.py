@@ -472,7 +472,8 @@ def _jobs_to_wait_for(
         # Checked before the records are read: what is submitted in between is seen there.
         may_submit = is_active(run_key)
         submission, ended = _newest_job(run_key, workspace)
-        if ended is not None and not (may_submit and ended.outcome is Outcome.INFRASTRUCTURE):
+        again = may_submit and ended and (ended.outcome is Outcome.INFRASTRUCTURE or lacked_a_dependency(ended))
+        if ended is not None and not again:
             _check_end(run, dependency, f"ended as {ended.outcome}", good=ended.outcome in GOOD_OUTCOMES)
         elif ended is None and submission is not None:
             yield submission.job_id

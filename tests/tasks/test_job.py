@@ -336,6 +336,14 @@ def test_a_run_is_tried_again_when_what_it_depends_on_is(tmp_path: Path) -> None
     assert chain.needs_another_job()
 
 
+def test_a_run_is_tried_again_when_what_it_depends_on_waits_for_another_try_of_a_third_run(tmp_path: Path) -> None:
+    chain = Chain(tmp_path)
+    record_ended(chain.never_started(chain.base))
+
+    assert chain.needs_another_job("base")
+    assert not chain.needs_another_job()
+
+
 @pytest.mark.parametrize(("outcome", "active"), [(Outcome.PROGRAM_ERROR, ("base",)), (Outcome.INFRASTRUCTURE, ())])
 def test_a_run_is_not_tried_again_when_what_it_depends_on_is_not(
     tmp_path: Path, outcome: Outcome, active: tuple[str, ...]
