@@ -1,4 +1,4 @@
-"""Finding and removing old checkouts, images and launcher environments, but none that may still be needed by a job.
+"""Finding and removing old checkouts, images, launcher environments and what runs wrote, but nothing still needed.
 
 Image files that users provided stay.
 """
@@ -17,16 +17,20 @@ from pydantic import Field
 
 from nightbridge.errors import PermanentError
 from nightbridge.files import MODEL_LIMIT, RefusedFile, open_regular
+from nightbridge.harvest.manifest import committed_attempts
 from nightbridge.harvest.retention import RunRemoval
 from nightbridge.images.enroot import leftover_scratch_dirs, remove_tree, temporary_folder
 from nightbridge.images.image import workspace_refs
 from nightbridge.locking import brief_lease
 from nightbridge.models import ImageImport, Model, Site
+from nightbridge.nights.liveness import alive_path, is_alive
+from nightbridge.nights.records import plan_path, read_plan
 from nightbridge.repos.checkouts import old_changed_trees, unfinished
 from nightbridge.repos.environments import unneeded_bases
 from nightbridge.slurm.attempt_files import ATTEMPT_FILE, JOB_SCRIPT
 from nightbridge.slurm.attempts import ENDED_FILE
 from nightbridge.slurm.script import EXIT_CODE
+from nightbridge.store.protocol import ObjectStore
 
 DAY_SECONDS = 24 * 3600.0
 
@@ -44,6 +48,9 @@ class Policy(Model):
     days: float = Field(30.0, ge=1, description="Remove what was unused for this many days.")
     keep: int = Field(20, ge=1, description="Keep at most this many of each kind, the newest.")
     max_bytes: int | None = Field(None, ge=0, description="Images only: remove the oldest until the rest fits.")
+    run_days: float | None = Field(
+        None, ge=1, description="Remove what runs wrote in the workspace, once stored and ended for this many days."
+    )
 
 
 class Removal(Model):
@@ -71,18 +78,20 @@ class Old(Model):
     checkouts: tuple[Removal, ...]
     images: tuple[Removal, ...]
     environments: tuple[Removal, ...]
+    run_folders: tuple[Removal, ...] = Field((), description="Of the workspace.")
     runs: tuple[RunRemoval, ...] = Field((), description="Of the store.")
 
     @property
     def removals(self) -> tuple[Removal, ...]:
         """All of it that is not in the store."""
-        return (*self.checkouts, *self.images, *self.environments)
+        return (*self.checkouts, *self.images, *self.environments, *self.run_folders)
 
     def __str__(self) -> str:
         size = sum(each.size for each in self.removals) + sum(old.run.size for old in self.runs)
         return (
             f"{len(self.checkouts)} checkouts, {len(self.images)} images, {len(self.environments)} launcher "
-            f"environments and {len(self.runs)} stored runs, {size / 1e9:.1f} GB"
+            f"environments, {len(self.run_folders)} folders of runs and {len(self.runs)} stored runs, "
+            f"{size / 1e9:.1f} GB"
         )
 
 
@@ -335,16 +344,89 @@ def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) ->
     return removed
 
 
-def find_old(site: Site, policy: Policy) -> Old:
+def find_old_run_folders(workspace: Path, policy: Policy, open_store: Callable[[], ObjectStore]) -> list[Removal]:
+    """What runs wrote that `policy` does not keep; nothing is removed.
+
+    A run's folder goes once its last attempt is stored, for nothing else has its checkpoints. None goes that a live job
+    names, or whose night is at work: its records keep the job from being submitted again.
+
+    Raises:
+        PermanentError: The workspace is another user's, or the store refuses us.
+        TransientError: The workspace or the store does not answer.
+    """
+    if policy.run_days is None:
+        return []
+    runs, latest = workspace.absolute() / "runs", time.time() - policy.run_days * DAY_SECONDS
+    used, is_at_work = text_of_live_jobs(workspace), _nights_at_work(workspace)
+    ends = {folder: end for folder in runs.glob("[!.]*") if (end := _ended_at(folder)) is not None and end < latest}
+    idle = [folder for folder in ends if folder.name not in used and not is_at_work(folder.name)]
+    store = open_store() if idle else None
+    stored = (folder for folder in idle if store and _is_stored(store, folder))
+    old = _still_there(lambda path: Removal.candidate(path, size_of(path), ends[path]), stored)
+    return [
+        *(removal.model_copy(update={"reason": "stored, and ended then"}) for removal in old),
+        *old_leftovers(runs.glob(".*.tmp"), "left by an interrupted prune"),
+    ]
+
+
+def remove_run_folders(workspace: Path, removals: Sequence[Removal]) -> list[Removal]:
+    """Remove what runs wrote; return what is gone. A run that was tried again meanwhile, or whose night is, stays.
+
+    Raises:
+        TransientError: The workspace does not answer.
+    """
+    removed = []
+    for removal in removals:
+        folder = removal.path
+        if not removal.is_unused or _nights_at_work(workspace)(folder.name):
+            continue
+        # The name of a leftover: if this is killed, the next one removes the rest.
+        aside = folder if folder.name.startswith(".") else folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
+        folder.rename(aside)
+        # A night shows that it lives before it looks for its runs: one that began meanwhile is seen, or has seen none.
+        if _nights_at_work(workspace)(folder.name):
+            aside.rename(folder)
+            continue
+        remove_tree(aside)
+        removed.append(removal)
+    return removed
+
+
+def _ended_at(folder: Path) -> float | None:
+    """Unix time at which the last attempt of a run was seen to have ended; None unless all have."""
+    try:
+        return max((attempt / ENDED_FILE).stat().st_mtime for attempt in folder.glob("a[1-9]*"))
+    except (OSError, ValueError):
+        return None
+
+
+def _is_stored(store: ObjectStore, folder: Path) -> bool:
+    newest = max(int(attempt.name[1:]) for attempt in folder.glob("a[1-9]*"))
+    return any(prefix.endswith(f"/a{newest}") for prefix in committed_attempts(store, folder.name))
+
+
+def _nights_at_work(workspace: Path) -> Callable[[str], bool]:
+    """Whether a run may be one of a night whose process lives: by its key, which names the night."""
+    alive = [path.stem for path in alive_path(workspace, "").parent.glob("*.alive") if is_alive(workspace, path.stem)]
+    plans = [read_plan(plan_path(workspace, flow_run)) for flow_run in alive]
+    nights = [plan.start.night if plan else "" for plan in plans]  # one that has no plan yet may be any night
+    return lambda run_key: any(f"-{night}-" in run_key or not night for night in nights)
+
+
+def find_old(site: Site, policy: Policy, open_store: Callable[[], ObjectStore]) -> Old:
     """What of a site's workspace `policy` does not keep, and of the folders that it shares; nothing is removed.
+
+    `open_store` is called where the store has to know what runs wrote.
 
     Raises:
         PermanentError: The jobs that use the checkouts or images are unknown.
+        TransientError: The workspace or the store does not answer.
     """
     return Old(
         checkouts=tuple(find_old_checkouts(site.workspace, policy)),
         images=tuple(find_old_images(site.workspace, site.images_dir, policy, site.image_import)),
         environments=tuple(find_old_environments(site.environments_dir, policy)),
+        run_folders=tuple(find_old_run_folders(site.workspace, policy, open_store)),
     )
 
 
@@ -356,6 +438,7 @@ def remove_old(site: Site, old: Old) -> Old:
         TransientError: Another process holds a lease for too long.
     """
     return Old(
+        run_folders=tuple(remove_run_folders(site.workspace, old.run_folders)),
         environments=tuple(remove_environments(old.environments)),
         checkouts=tuple(remove_checkouts(site.workspace, old.checkouts)),
         images=tuple(remove_images(site.workspace, site.images_dir, old.images)),

@@ -73,7 +73,8 @@ def prune_site(site: Site, policy: Policy, remove: bool) -> Old:
 
     The store's own retention decides about stored runs.
     """
-    old, store = find_old(site, policy), store_of(site)
+    store = store_of(site)
+    old = find_old(site, policy, lambda: store)
     runs = find_old_runs(store, site.store_settings.retention)
     if remove:
         old, runs = remove_old(site, old), remove_runs(store, runs)

@@ -157,6 +157,10 @@ def prune(
     days: Annotated[float, typer.Option("--days", min=1, help="Remove what was not used for so many days.")] = 30,
     keep: Annotated[int, typer.Option("--keep", min=1, help="Of the rest keep so many, per repository.")] = 20,
     max_gb: Annotated[float | None, typer.Option("--max-gb", min=0, help="Largest size of all images.")] = None,
+    run_days: Annotated[
+        float | None,
+        typer.Option("--run-days", min=1, help="What runs wrote: remove what is stored and ended so many days ago."),
+    ] = None,
     store_days: Annotated[
         float | None, typer.Option("--store-days", min=1, help="Stored runs: remove those of so many days ago.")
     ] = None,
@@ -171,7 +175,8 @@ def prune(
 ) -> None:
     """List old checkouts, images, launcher environments and stored runs, with reasons, and remove them with --yes.
 
-    Never what is still needed.
+    Never what is still needed. What runs wrote in the workspace, their checkpoints included, goes with --run-days
+    alone, and only once it is stored; the id of such a night is refused from then on.
 
     Stored runs go only beyond the limits of the site's [store.retention], or of --store-days, --store-nights and
     --store-gb; never one that a baseline, the verdict of a run that stays, or an accepted decision refers to.
@@ -180,7 +185,8 @@ def prune(
     from nightbridge.prune import Policy, find_old, remove_old
 
     site = load_site(choice)
-    old = find_old(site, Policy(days=days, keep=keep, max_bytes=_bytes_of(max_gb)))
+    policy = Policy(days=days, keep=keep, max_bytes=_bytes_of(max_gb), run_days=run_days)
+    old = find_old(site, policy, lambda: open_site_store(site))
     if yes:
         old = remove_old(site, old)
     given = {"days": store_days, "nights": store_nights, "max_gb": store_gb}

@@ -40,7 +40,7 @@ def test_prune_shows_each_thing_that_is_old_with_the_reason_and_removes_it_where
     there = [path.exists() for path in (checkout, environment)]
     removed = prune(remove=True, workspace=str(tmp_path), return_state=True)
 
-    total = "1 checkouts, 0 images, 1 launcher environments and 0 stored runs, 0.0 GB"
+    total = "1 checkouts, 0 images, 1 launcher environments, 0 folders of runs and 0 stored runs, 0.0 GB"
     assert [(state.name, state.message) for state in (listed, removed)] == [
         ("Listed", f"would remove {total}"),
         ("Removed", f"removed {total}"),

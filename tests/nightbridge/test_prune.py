@@ -14,7 +14,9 @@ from nightbridge.cli.main import run
 from nightbridge.errors import PermanentError
 from nightbridge.images.enroot import scratch_name, unfinished
 from nightbridge.images.image import add_workspace_ref
-from nightbridge.models import ImageImport
+from nightbridge.models import ImageImport, Scenario, Site, StoreSettings, utc_now
+from nightbridge.nights.liveness import alive
+from nightbridge.nights.records import NightPlan, NightStart, write_plan
 from nightbridge.prune import (
     DAY_SECONDS,
     Policy,
@@ -23,11 +25,14 @@ from nightbridge.prune import (
     find_old_checkouts,
     find_old_environments,
     find_old_images,
+    find_old_run_folders,
     remove_checkouts,
     remove_environments,
     remove_images,
+    remove_run_folders,
     size_of,
 )
+from nightbridge.store.protocol import open_store
 from tests.hostile import deep_folders
 
 
@@ -298,7 +303,9 @@ def test_the_command_lists_first_and_removes_when_it_is_told(place: Place, capsy
     listed = capsys.readouterr()
     assert str(checkout) in listed.out
     assert str(image) in listed.out
-    assert "would remove 1 checkouts, 1 images, 0 launcher environments and 0 stored runs" in listed.err
+    assert (
+        "would remove 1 checkouts, 1 images, 0 launcher environments, 0 folders of runs and 0 stored runs" in listed.err
+    )
     assert "stored runs have no limit set" in listed.err
     assert checkout.exists()
     assert image.exists()
@@ -363,6 +370,132 @@ def test_old_launcher_environments_go_and_bases_that_no_kept_one_needs(tmp_path:
         f"{needed.name}.0123abcd",
         young.name,
     }
+
+
+# --- what runs wrote --------------------------------------------------------------------------------------------------
+
+
+OLD_NIGHT = "2026-10-01"
+
+
+def old_run(place: Place, digit: str, days: float = 20, *, ended: bool = True, stored: str = "1") -> Path:
+    """A run's folder in the workspace, with one attempt, and what the store has of it."""
+    run_key = f"llama-small-{OLD_NIGHT}-{digit * 10}"
+    attempt = place.workspace / "runs" / run_key / "a1"
+    attempt.mkdir(parents=True)
+    (attempt / "attempt.json").write_text("{}")
+    (attempt / "weights").write_bytes(bytes(1_000_000))
+    if ended:
+        (attempt / "ended.json").write_text("{}")
+        place.age(attempt / "ended.json", days)
+    for number in stored:
+        manifest = place.workspace / f"store/runs/llama-small/{OLD_NIGHT}/{run_key}/a{number}/manifest.json"
+        manifest.parent.mkdir(parents=True)
+        manifest.write_text("{}")
+    place.age(attempt.parent, days)
+    return attempt.parent
+
+
+def run_folders(place: Place, days: float | None = 14) -> list[Removal]:
+    settings = StoreSettings(url=f"file://{place.workspace}/store")
+    return find_old_run_folders(place.workspace, Policy(run_days=days), lambda: open_store(settings))
+
+
+def test_what_runs_wrote_goes_once_it_is_stored_and_old_and_only_where_a_limit_is_set(place: Place) -> None:
+    old, young = old_run(place, "a"), old_run(place, "b", 3)
+    at_work, unstored = old_run(place, "c", ended=False), old_run(place, "d", stored="")
+    again = old_run(place, "e")
+    (again / "a2").mkdir()
+    (again / "a2/ended.json").write_text("{}")
+    place.age(again / "a2/ended.json", 20)
+
+    found = run_folders(place)
+
+    assert run_folders(place, None) == []
+    assert [(removal.path, removal.reason) for removal in found] == [(old, "stored, and ended then")]
+    assert found[0].size >= 1_000_000
+    assert remove_run_folders(place.workspace, found) == found
+    assert {*old.parent.iterdir()} == {young, at_work, unstored, again}
+
+
+def test_the_runs_of_a_night_at_work_stay_and_so_do_those_that_a_live_job_names(place: Place) -> None:
+    run, named = old_run(place, "a"), old_run(place, "b")
+    place.attempt(f"train --load {named}/a1/weights\n")
+    start = NightStart(
+        night=OLD_NIGHT,
+        scenario="s",
+        cluster="c",
+        workspace=place.workspace,
+        begun_at=utc_now(),
+        flow_run="f1",
+        tests=(),
+    )
+    found = run_folders(place)
+
+    with alive(place.workspace, "f1"):
+        assert run_folders(place) == []  # which night it is, nobody knows yet
+        assert remove_run_folders(place.workspace, found) == []
+        site = Site(workspace=place.workspace)
+        write_plan(NightPlan(start=start, scenario=Scenario(name="s", tests=()), runs=(), site=site))
+        assert run_folders(place) == []
+        another = start.model_copy(update={"night": "2026-11-01"})
+        write_plan(NightPlan(start=another, scenario=Scenario(name="s", tests=()), runs=(), site=site))
+        assert [removal.path for removal in run_folders(place)] == [run]
+
+    assert [removal.path for removal in found] == [run]
+
+
+def test_a_run_whose_night_begins_while_it_is_removed_is_put_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = old_run(place, "a")
+    found = run_folders(place)
+    begun = contextlib.ExitStack()
+    rename = Path.rename
+
+    def renamed(path: Path, target: Path) -> Path:
+        if path == run:
+            begun.enter_context(alive(place.workspace, "f1"))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    with begun:
+        assert remove_run_folders(place.workspace, found) == []
+
+    assert (run / "a1/ended.json").exists()
+
+
+def test_a_run_that_was_tried_again_after_it_was_listed_stays(place: Place) -> None:
+    run = old_run(place, "a")
+    found = run_folders(place)
+    (run / "a2").mkdir()
+
+    assert remove_run_folders(place.workspace, found) == []
+    assert (run / "a1/weights").exists()
+
+
+def test_the_next_prune_removes_the_rest_of_what_a_killed_one_had_begun(place: Place) -> None:
+    run = old_run(place, "a")
+    rest = run.rename(run.with_name(f".{run.name}.{'0' * 32}.tmp"))
+
+    found = run_folders(place)
+
+    assert [(removal.path, removal.reason) for removal in found] == [(rest, "left by an interrupted prune")]
+    assert remove_run_folders(place.workspace, found) == found
+    assert [*rest.parent.iterdir()] == []
+
+
+def test_the_command_removes_what_runs_wrote(place: Place, capsys: Any) -> None:
+    run_folder = old_run(place, "a")
+    options = ["--workspace", str(place.workspace), "--run-days", "14"]
+
+    assert run(["prune", *options]) == 0
+    listed = capsys.readouterr()
+    assert f"{run_folder}  1 MB" in listed.out
+    assert "1 folders of runs" in listed.err
+    assert run(["prune", *options, "--yes"]) == 0
+
+    assert not run_folder.exists()
 
 
 def test_du_shows_every_part_and_the_total(tmp_path: Path, capsys: Any) -> None:
