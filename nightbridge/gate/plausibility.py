@@ -31,6 +31,8 @@ class Quantity(NamedTuple):
 
 
 LARGEST_RATE = "largest learning rate"
+CONFIGURED = "its configuration"
+"""The source in `Summary.ran` that is what the run itself dumped of its plan."""
 
 QUANTITIES = (
     Quantity("world size"),
@@ -105,6 +107,20 @@ def what_ran(record: RunRecord) -> dict[str, dict[str, Scalar]]:
     return found
 
 
+def ran_otherwise(before: HistoryRow, summary: Summary) -> str:
+    """What a run's configuration has otherwise than an earlier run's, in words: no fault, a recipe may have changed."""
+    pairs = (
+        (quantity.name, *(ran.get(quantity.name, {}).get(CONFIGURED) for ran in (before.summary.ran, summary.ran)))
+        for quantity in QUANTITIES
+    )
+    changed = [
+        f"{name} {_text(old)} → {_text(new)}"
+        for name, old, new in pairs
+        if old is not None and new is not None and old != new
+    ]
+    return f"ran otherwise than in {before.night}, by its configuration: {', '.join(changed)}" if changed else ""
+
+
 def _planned(quantity: Quantity, test: TestDefinition) -> Scalar | None:
     if quantity.name == "world size":
         return num_gpus(test)
@@ -131,7 +147,7 @@ def _may_still_warm_up(planned: Scalar | None, rates: Mapping[str, Scalar]) -> b
 
     Only its configuration knows the recipe's warm-up: where that ends in time, the configuration names the rate, too.
     """
-    return "its configuration" not in rates and all(
+    return CONFIGURED not in rates and all(
         isinstance(rate, float | int) and isinstance(planned, float | int) and 0 < rate < planned
         for rate in rates.values()
     )

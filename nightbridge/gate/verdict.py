@@ -36,6 +36,7 @@ from nightbridge.gate.plausibility import (
     implausible,
     missing_checkpoints,
     missing_steps,
+    ran_otherwise,
     wrong_data,
 )
 from nightbridge.gate.tonight import Evidence, Tonight, slow_mode
@@ -244,7 +245,8 @@ def _verdict(
                 reruns, suspects = placed.reruns, placed.avoid if placed.reruns else ()
                 control = _control_arm(tonight.control, own, placed) if reruns or own.arms else None
                 node_reasons = (*node_reasons, *([placed.reason] if placed.reason else ()))
-            reasons = (*reasons, *node_reasons, *_decided(tonight))
+            otherwise = ran_otherwise(baseline[-1], record.summary) if baseline else ""
+            reasons = (*reasons, *node_reasons, *([otherwise] if otherwise else ()), *_decided(tonight))
     if record.job.outcome is Outcome.TEARDOWN:
         reasons = (*reasons, _outcome_reason(record.job))
     missing = () if outcome_fault or short else missing_checkpoints(record)

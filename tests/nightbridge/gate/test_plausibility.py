@@ -6,7 +6,8 @@ import pytest
 
 from nightbridge.gate.plausibility import implausible
 from nightbridge.gate.verdict import compare
-from nightbridge.models import GatePolicy, VerdictStatus
+from nightbridge.history.rows import row_of
+from nightbridge.models import GatePolicy, RunRecord, VerdictStatus
 from tests.builders import make_record, make_summary
 
 ARGUMENTS = {"model_recipe_name": "llama3_8b", "gpu_type": "h100", "num_gpus": 8, "max_steps": 50}
@@ -48,6 +49,21 @@ def test_a_first_night_with_a_contradiction_is_failed() -> None:
 
     assert verdict.status is VerdictStatus.FAILED
     assert verdict.reasons == ("not what was planned, world size: 8 planned, 4 by TensorBoard",)
+
+
+def test_what_ran_otherwise_than_in_the_last_good_night_is_said_and_no_fault() -> None:
+    """A recipe that the test leaves a size to may have changed it."""
+
+    def run(night: str, size: int) -> RunRecord:
+        ran = {"tensor parallel size": {"its configuration": size}, "sequence length": {"its configuration": 8192}}
+        return make_record(make_summary().model_copy(update={"ran": ran}), night=night, cmd_args=ARGUMENTS)
+
+    good = run("2026-11-20", 1)
+    same, other = (compare(run("2026-11-21", size), [row_of(good, compare(good, ()))]) for size in (1, 2))
+
+    assert (same.status, other.status) == (VerdictStatus.INSUFFICIENT_DATA, VerdictStatus.INSUFFICIENT_DATA)
+    assert "ran otherwise than in 2026-11-20, by its configuration: tensor parallel size 1 → 2" in other.reasons
+    assert not [reason for reason in same.reasons if "otherwise" in reason]
 
 
 @pytest.mark.parametrize(
