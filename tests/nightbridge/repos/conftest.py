@@ -1,20 +1,25 @@
-"""Real git repositories, made for one test each."""
+"""Real git repositories: what all tests begin with is made once, and copied for each."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+# A commit would start `git maintenance`, which has nothing to do here.
+SETTINGS = ("-c", "protocol.file.allow=always", "-c", "maintenance.auto=false")
+
 
 class Origin:
-    """A git repository that somebody pushes to."""
+    """A git repository that somebody pushes to; it is made where there is none."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.mkdir(parents=True)
-        self.git("init", "--quiet", "--initial-branch=main")
+        if not path.exists():
+            path.mkdir(parents=True)
+            self.git("init", "--quiet", "--initial-branch=main")
 
     @property
     def url(self) -> str:
@@ -31,13 +36,21 @@ class Origin:
             "GIT_COMMITTER_DATE": "2026-11-20T21:00:00+01:00",
         }
         finished = subprocess.run(
-            ["git", "-C", str(self.path), "-c", "protocol.file.allow=always", *arguments],
+            ["git", "-C", str(self.path), *SETTINGS, *arguments],
             env=variables,
             check=True,
             capture_output=True,
             text=True,
         )
         return finished.stdout.strip()
+
+    def beside(self, name: str) -> "Origin":
+        """Another one in the same folder."""
+        return Origin(self.path.parent / name)
+
+    def copied(self, folder: Path) -> "Origin":
+        """The same with all that lie beside it, in another folder."""
+        return Origin(shutil.copytree(self.path.parent, folder, dirs_exist_ok=True) / self.path.name)
 
     def commit(self, message: str, files: dict[str, str]) -> str:
         """Write files and commit them; return the full commit."""
@@ -60,10 +73,10 @@ class Origin:
         return commit
 
 
-@pytest.fixture
-def origin(tmp_path: Path) -> Origin:
-    """A repository with two commits on `main` and the tag `v1.0` on the first."""
-    made = Origin(tmp_path / "origin" / "Megatron-Bridge")
+@pytest.fixture(scope="session")
+def first_origin(tmp_path_factory: pytest.TempPathFactory) -> Origin:
+    """What `origin` is a copy of, in a folder that every user may read."""
+    made = Origin(tmp_path_factory.mktemp("origin") / "of" / "Megatron-Bridge")
     made.commit("First", {"README.md": "one\n", "scripts/run.sh": "echo one\n"})
     (made.path / "scripts" / "run.sh").chmod(0o755)
     made.git("update-index", "--chmod=+x", "scripts/run.sh")
@@ -71,6 +84,12 @@ def origin(tmp_path: Path) -> Origin:
     made.git("tag", "--annotate", "v1.0", "--message", "one")
     made.commit("Second", {"README.md": "two\n"})
     return made
+
+
+@pytest.fixture
+def origin(first_origin: Origin, tmp_path: Path) -> Origin:
+    """A repository with two commits on `main` and the tag `v1.0` on the first."""
+    return first_origin.copied(tmp_path / "origin")
 
 
 @pytest.fixture

@@ -15,12 +15,13 @@ from nightbridge.repos.mirrors import Mirror
 TIMEOUT = 60.0
 
 
-@pytest.fixture
-def family(origin: Any, make_origin: Callable[[str], Any]) -> Any:
-    """`origin` with the submodule Megatron-LM by a relative address, which has a submodule of its own."""
-    deep = make_origin("deep")
+@pytest.fixture(scope="module")
+def first_family(first_origin: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What `family` is a copy of, but for `deep`, whose address is absolute."""
+    origin = first_origin.copied(tmp_path_factory.mktemp("family") / "of")
+    deep = origin.beside("deep")
     deep.commit("Deep", {"deep.txt": "deep\n"})
-    lm = make_origin("Megatron-LM")
+    lm = origin.beside("Megatron-LM")
     lm.commit("Core", {"core.py": "x = 1\n"})
     lm.git("submodule", "--quiet", "add", str(deep.path), "third/deep")
     lm.commit("Add deep", {})
@@ -28,6 +29,12 @@ def family(origin: Any, make_origin: Callable[[str], Any]) -> Any:
     origin.commit("Add Megatron-LM", {})
     lm.commit("Moved on", {"core.py": "x = 2\n"})
     return origin
+
+
+@pytest.fixture
+def family(first_family: Any, tmp_path: Path) -> Any:
+    """`origin` with the submodule Megatron-LM by a relative address, which has a submodule of its own."""
+    return first_family.copied(tmp_path / "origin")
 
 
 @pytest.fixture
