@@ -108,7 +108,8 @@ class PyslurmCluster(CommandLineCluster):
         except Inexpressible as error:
             self._log_once(f"pyslurm cannot express {error}: using sbatch for such jobs")
             return super().submit(name, script, options)
-        environment = submit_environment(self._environment(), attributes, folder)
+        gpus = _given(text, options).get("gpus-per-node")
+        environment = submit_environment(self._environment(), attributes, folder, gpus)
         try:
             return int(self._call("submit", SUBMIT_TIMEOUT, attributes=attributes, environment=environment))
         except PyslurmError as error:
@@ -266,7 +267,8 @@ _ATTRIBUTES: Mapping[str, tuple[str, _Read]] = {
     "mem-per-cpu": ("memory_per_cpu", _MEMORY),
     "no-requeue": ("is_requeueable", _matching("", lambda _: False)),
     "nodelist": ("required_nodes", _TEXT),
-    "nodes": ("nodes", _matching(r"[1-9]\d*(-[1-9]\d*)?")),
+    # Of a range pyslurm takes the least: it names one task where sbatch leaves the number open.
+    "nodes": ("nodes", _matching(r"[1-9]\d*")),
     "ntasks": ("ntasks", _COUNT),
     "ntasks-per-node": ("ntasks_per_node", _COUNT),
     "open-mode": ("log_files_open_mode", _TEXT),
@@ -291,8 +293,7 @@ def job_attributes(name: str, script: str, options: Sequence[str], folder: str) 
     Raises:
         Inexpressible: pyslurm cannot express an option, or sbatch has to refuse it.
     """
-    given = _options_of(script_options(script)) | _options_of(options)
-    given["no-requeue"] = ""
+    given = _given(script, options) | {"no-requeue": ""}
     attributes: dict[str, Any] = {"working_directory": folder}
     for option, value in given.items():
         if option in _MEANINGLESS:
@@ -308,25 +309,30 @@ def job_attributes(name: str, script: str, options: Sequence[str], folder: str) 
     if "nodes" not in attributes and attributes.get("ntasks", 1) > 1:
         raise Inexpressible("--ntasks without --nodes")  # pyslurm makes that one node
     # One task by default to pyslurm, whatever the nodes; sbatch counts at least one for each.
-    smallest = int(str(attributes.get("nodes", "1")).partition("-")[0])
-    attributes.setdefault("ntasks", smallest * attributes.get("ntasks_per_node", 1))
+    attributes.setdefault("ntasks", int(attributes.get("nodes", 1)) * attributes.get("ntasks_per_node", 1))
     return attributes | {"name": name, "script": script}
 
 
-def submit_environment(environment: Mapping[str, str], attributes: Mapping[str, Any], folder: str) -> dict[str, str]:
+def submit_environment(
+    environment: Mapping[str, str], attributes: Mapping[str, Any], folder: str, gpus_per_node: str | None
+) -> dict[str, str]:
     """The job's environment with the variables that sbatch itself would add (sbatch(1), "OUTPUT ENVIRONMENT")."""
-    tasks = None if "-" in str(attributes.get("nodes", "")) else attributes["ntasks"]
     added: dict[str, object] = {
         "SLURM_SUBMIT_DIR": folder,
         "SLURM_SUBMIT_HOST": socket.gethostname(),
         "SLURM_JOB_NAME": attributes["name"],
         "SLURM_PRIO_PROCESS": os.getpriority(os.PRIO_PROCESS, 0),
+        "SLURM_GPUS_PER_NODE": gpus_per_node,
         "SLURM_NTASKS_PER_NODE": attributes.get("ntasks_per_node"),
         "SLURM_CPUS_PER_TASK": attributes.get("cpus_per_task"),
-        "SLURM_NTASKS": tasks,
-        "SLURM_NPROCS": tasks,
+        "SLURM_NTASKS": attributes["ntasks"],
+        "SLURM_NPROCS": attributes["ntasks"],
     }
     return dict(environment) | {key: str(value) for key, value in added.items() if value is not None}
+
+
+def _given(script: str, options: Sequence[str]) -> dict[str, str]:
+    return _options_of(script_options(script)) | _options_of(options)
 
 
 def _options_of(words: Sequence[str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import resource
 import sys
 from typing import Any
 
@@ -23,6 +24,8 @@ SHORTER_RANGE = (7006, 7007)
 """Accounting's "result too large" and "query too wide" (slurm_errno.h)."""
 NO_VALUES = (None, 0, 0xFFFFFFFE)
 """What a job that has no such number has: NO_VAL of slurm.h is handed on as it is for rows of accounting."""
+LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK")
+"""The resource limits that sbatch hands on; the node keeps to slurm.conf's PropagateResourceLimits."""
 
 
 def _text(value: Any) -> str:
@@ -63,8 +66,19 @@ def probe(pyslurm: Any) -> str:
 
 
 def submit(pyslurm: Any, attributes: dict[str, Any], environment: dict[str, str]) -> int:
-    """Submit a batch job; return its id."""
-    return int(pyslurm.JobSubmitDescription(environment=environment, **attributes).submit())
+    """Submit a batch job with the umask and the limits of this process, as sbatch does; return its id."""
+    # No type of profile: pyslurm makes None NO_VAL, whose bits are all types.
+    attributes = {**attributes, "profile_types": iter(())}
+    return int(pyslurm.JobSubmitDescription(environment={**environment, **_handed_on()}, **attributes).submit())
+
+
+def _handed_on() -> dict[str, str]:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    soft = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0] for name in LIMITS}
+    # Slurm prints an unsigned number: no limit is 2**64 - 1.
+    limits = {f"SLURM_RLIMIT_{name}": str(limit % 2**64) for name, limit in soft.items()}
+    return {"SLURM_UMASK": f"0{umask:03o}", **limits}
 
 
 def live(pyslurm: Any, ids: list[int], name: str, uid: int) -> list[dict[str, Any]]:

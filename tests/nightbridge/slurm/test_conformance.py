@@ -179,6 +179,22 @@ def test_a_job_has_its_size_its_own_environment_and_its_tasks(
     assert sorted((workspace / "tasks").read_text().split()) == ["0/4", "1/4", "2/4", "3/4"]
 
 
+def test_a_job_has_its_submitters_umask_and_is_not_profiled(
+    cluster: Cluster, script: Callable[..., Path], run_key: str, workspace: Path
+) -> None:
+    os.umask(0o027)
+
+    job_id = cluster.submit(
+        run_key,
+        script("srun --ntasks=1 sh -c umask > seen", 'umask >> seen; echo "profile: $SLURM_PROFILE" >> seen'),
+        [],
+    )
+
+    assert ended(cluster, job_id)[0].state is JobState.COMPLETED, (workspace / f"out-{job_id}").read_text()
+    assert (workspace / "seen").read_text().splitlines() == ["0027", "0027", "profile: "]
+    assert (workspace / f"out-{job_id}").stat().st_mode & 0o777 == 0o640
+
+
 def test_a_cancelled_job_is_cancelled_and_cancelling_it_again_is_no_error(
     cluster: Cluster, script: Callable[..., Path], run_key: str
 ) -> None:

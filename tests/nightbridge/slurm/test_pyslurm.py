@@ -1,6 +1,8 @@
 """pyslurm in its helper process, against a stand-in that misbehaves as the real one was seen to (see `standin`)."""
 
 import json
+import os
+import resource
 import shlex
 import sys
 import time
@@ -101,13 +103,27 @@ def test_a_launchers_script_becomes_attributes_of_the_right_types(
     assert submitted == {
         "name": NAME, "script": script.read_text(), "working_directory": str(Path.cwd()), "nodes": "2",
         "ntasks_per_node": 4, "ntasks": 8, "time_limit": 11, "gres_per_node": "gpu:8", "resource_sharing": "no",
-        "is_requeueable": False, "partitions": "batch",
+        "is_requeueable": False, "partitions": "batch", "profile": 0,
         "signal": {"signal": 10, "time": 60, "batch_only": True},
     }  # fmt: skip
     assert environment["TOKEN"] == "for the job"
-    assert environment["SLURM_NTASKS_PER_NODE"] == "4"
+    assert (environment["SLURM_NTASKS_PER_NODE"], environment["SLURM_GPUS_PER_NODE"]) == ("4", "8")
     assert environment["SLURM_SUBMIT_DIR"] == str(Path.cwd())
     assert not {"SLURM_JOB_ID", "SBATCH_PARTITION", "PYSLURM_SCRIPT", "PYSLURM_DISABLE_AUTO_INIT"} & environment.keys()
+
+
+def test_a_job_has_this_processs_umask_and_limits_as_from_sbatch(scripted: Scripted) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.umask(0o027)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        scripted.cluster.submit(NAME, scripted.job(), [])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    environment = scripted.done()[0]["submit"]["environment"]
+    assert (environment["SLURM_UMASK"], environment["SLURM_RLIMIT_NOFILE"]) == ("0027", "256")
+    assert all(environment[f"SLURM_RLIMIT_{name}"].isdecimal() for name in ("AS", "CORE", "MEMLOCK", "STACK"))
 
 
 @pytest.mark.parametrize(
@@ -120,6 +136,7 @@ def test_a_launchers_script_becomes_attributes_of_the_right_types(
         "--mail-type=END",
         "--gres=gpu",
         "--array=1-2",
+        "--nodes=1-2",
         "--time=tomorrow",
         "--nodes=many",
     ],

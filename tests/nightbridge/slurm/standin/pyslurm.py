@@ -20,6 +20,7 @@ from typing import Any
 
 __version__ = "25.11.2"
 UNLIMITED = "UNLIMITED"
+_NO_VAL = 0xFFFFFFFE
 _Named = dict[Any, SimpleNamespace]
 _SCRIPT = Path(os.environ["PYSLURM_SCRIPT"])
 _NOTHING: dict[str, Any] = {
@@ -28,7 +29,7 @@ _NOTHING: dict[str, Any] = {
     "heterogeneous_offset": None,
 }  # fmt: skip
 # Accounting's rows, as the real one showed them on Slurm 25.11.5: a plain job has NO_VAL as its offset.
-_NOTHING_PAST = _NOTHING | {"heterogeneous_offset": 0xFFFFFFFE, "nodelist": "None assigned", "cancelled_by": None}
+_NOTHING_PAST = _NOTHING | {"heterogeneous_offset": _NO_VAL, "nodelist": "None assigned", "cancelled_by": None}
 
 
 class RPCError(Exception):
@@ -80,7 +81,7 @@ class JobSubmitDescription:
             "resource_sharing", "gres_per_node", "standard_in", "licenses", "memory_per_node", "memory_per_cpu",
             "is_requeueable", "required_nodes", "nodes", "ntasks", "ntasks_per_node", "log_files_open_mode",
             "standard_output", "partitions", "qos", "reservations", "segment_size", "signal", "time_limit",
-            "time_limit_min", "wckey",
+            "time_limit_min", "wckey", "profile_types",
         ]
     )  # fmt: skip
 
@@ -88,7 +89,8 @@ class JobSubmitDescription:
         for name in attributes:
             if name not in self._NAMES:
                 raise AttributeError(name)
-        self.attributes = attributes
+        types = attributes.pop("profile_types", None)
+        self.attributes = attributes | {"profile": sum(types) if types else _NO_VAL}
 
     def submit(self) -> int:
         if not self.attributes["script"].startswith("#!"):
