@@ -37,15 +37,15 @@ from nightbridge.slurm.states import TERMINAL
 from nightbridge.slurm.submission import submit_attempt
 from tests.conftest import need
 from tests.flows.practice_night import Entry, write_scenario
-from tests.real import debian_image
+from tests.real import debian_image, slurm_daemons
 from tests.real.registry import missing_reason, start_registry
 from tests.real.slurm_daemons import NODES, SlurmDaemons
 
 pytestmark = [pytest.mark.slurm, pytest.mark.launcher, pytest.mark.timeout(1800)]
 
 REAL = Path(__file__).parents[1] / "real"
-PYXIS = [Path(folder) / "spank_pyxis.so" for folder in ("/usr/lib/x86_64-linux-gnu/slurm", "/usr/lib/slurm",
-         "/usr/local/lib/slurm", "/usr/lib64/slurm")]  # fmt: skip
+PYXIS = [Path(folder) / "spank_pyxis.so" for folder in (slurm_daemons.COMMANDS.parent / "lib/slurm",
+         "/usr/lib/x86_64-linux-gnu/slurm", "/usr/lib/slurm", "/usr/local/lib/slurm", "/usr/lib64/slurm")]  # fmt: skip
 COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo")
 # The practice job writes event files with TensorBoard's own writer, which Debian has no package of.
 TENSORBOARD = ("tensorboard", "google", "absl", "packaging", "six.py", "werkzeug", "markupsafe")

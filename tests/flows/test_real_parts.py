@@ -7,6 +7,7 @@ same night once more; and a night with faults of every kind.
 import json
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -515,6 +516,8 @@ def run_unseen(place: Place, pid: int, job_id: str) -> str:
     while place.slurm.command("squeue", "-h", "-j", job_id, "-t", "PD,CF,R,CG").stdout.strip():
         assert time.monotonic() < end, f"job {job_id} did not end"
         time.sleep(0.1)
+    # Since 23.02 slurmstepd makes the folders of a job's output file.
+    shutil.rmtree(place.workspace, ignore_errors=True)
     away.rename(place.workspace)
     os.kill(pid, signal.SIGCONT)
     return job_id
