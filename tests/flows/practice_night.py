@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import pytest
 from pydantic import Field
 
 from examples.practice.repositories import PracticeRepositories
+from nightbridge.cli.main import run
 from nightbridge.models import Model, StoreSettings
 from nightbridge.models.metrics import METRICS
 
@@ -86,6 +88,19 @@ def nightbridge(
     return subprocess.run(
         [*program, *arguments], env=environment, capture_output=True, text=True, timeout=timeout, check=False
     )
+
+
+def nightbridge_here(
+    output: pytest.CaptureFixture[str], *arguments: str | Path, **variables: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run the command line within this process: the two seconds that it takes to start are the same for all."""
+    words = [str(argument) for argument in arguments]
+    output.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        code = run(words)
+    return subprocess.CompletedProcess(words, code, *output.readouterr())
 
 
 def set_remote(folder: Path, remote: str) -> None:

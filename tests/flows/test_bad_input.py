@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from examples.practice.repositories import PracticeRepositories
-from nightbridge.cli.main import run
-from tests.flows.practice_night import Entry, nightbridge, write_scenario, write_site
+from tests.flows.practice_night import Entry, nightbridge, nightbridge_here, write_scenario, write_site
 from tests.real.prefect_server import PrefectServer
 from tests.real.s3_servers import S3Server
 
@@ -45,14 +44,7 @@ class Place:
         return path
 
     def nightbridge(self, *arguments: str | Path, **variables: str) -> Finished:
-        """Run a command within this process: the two seconds that it takes to start are the same for all."""
-        words = [str(argument) for argument in arguments]
-        self.output.readouterr()
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in variables.items():
-                patch.setenv(name, value)
-            code = run(words)
-        return Finished(words, code, *self.output.readouterr())
+        return nightbridge_here(self.output, *arguments, **variables)
 
     def program(self, *arguments: str | Path, **variables: str) -> Finished:
         """Run a command as a person does."""
@@ -322,7 +314,7 @@ def test_a_run_that_was_never_started(place: Place, command: str) -> None:
 
 
 def test_a_retry_delay_that_is_no_number(place: Place) -> None:
-    finished = place.program("run", place.test, NIGHTBRIDGE_RETRY_DELAY="soon")
+    finished = place.nightbridge("run", place.test, NIGHTBRIDGE_RETRY_DELAY="soon")
 
     assert the_message(finished, INVALID).startswith(
         "nightbridge: NIGHTBRIDGE_RETRY_DELAY=soon: not a number of seconds"

@@ -11,8 +11,7 @@ import pytest
 
 from examples.practice.repositories import Workload, commit_many, install_torchrun, make_practice_repositories
 from nightbridge.flows import nightly_regression
-from tests.flows.practice_night import WIDE, Entry, nightbridge, write_scenario, write_site
-from tests.real.prefect_server import PrefectServer
+from tests.flows.practice_night import WIDE, Entry, nightbridge_here, write_scenario, write_site
 
 pytestmark = [pytest.mark.launcher, pytest.mark.usefixtures("flows_here")]
 
@@ -44,7 +43,7 @@ def test_the_commit_with_which_a_test_began_to_fail_is_named(
     tmp_path: Path,
     environments_dir: Path,
     launcher_python: Path,
-    prefect_server: PrefectServer,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
     repositories = make_practice_repositories(tmp_path / "practice")
@@ -55,9 +54,7 @@ def test_the_commit_with_which_a_test_began_to_fail_is_named(
     commits = commit_many(repositories, ["Tidy", "Break it"], {CULPRIT: behaviour}, workload)
     assert nightly_regression(scenario, night="n2", system=str(site)).exit_code == exit_code
 
-    searched = nightbridge(
-        *("bisect", TEST, "--system", site, "--confidence", "0.9", "--json"), environment=prefect_server.environment
-    )
+    searched = nightbridge_here(capfd, "bisect", TEST, "--system", site, "--confidence", "0.9", "--json")
 
     assert searched.returncode == 0, searched.stderr
     result: Mapping[str, Any] = json.loads(searched.stdout)

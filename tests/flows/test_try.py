@@ -8,17 +8,17 @@ import pytest
 
 from examples.practice.git_writer import git
 from examples.practice.repositories import commit_behaviour, make_practice_repositories, move_main
-from tests.flows.practice_night import Entry, nightbridge, write_scenario, write_site
+from tests.flows.practice_night import Entry, nightbridge, nightbridge_here, write_scenario, write_site
 from tests.real.prefect_server import PrefectServer
 
-pytestmark = pytest.mark.launcher
+pytestmark = [pytest.mark.launcher, pytest.mark.usefixtures("flows_here")]
 
 FEW_STEPS = {"max_steps": 14, "save_interval": 14}
 REGRESSED = 1
 
 
 def test_a_pull_request_that_is_slow_is_refused_with_a_comment_and_asked_again_costs_nothing(
-    tmp_path: Path, environments_dir: Path, prefect_server: PrefectServer
+    tmp_path: Path, environments_dir: Path, prefect_server: PrefectServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
     repositories = make_practice_repositories(tmp_path / "practice")
@@ -31,7 +31,7 @@ def test_a_pull_request_that_is_slow_is_refused_with_a_comment_and_asked_again_c
     command: list[str | Path] = ["try", file, "--bridge", "#7", "--system", site, "--markdown", comment]
 
     first = nightbridge(*command, "--json", environment=prefect_server.environment)
-    again = nightbridge(*command, environment=prefect_server.environment)
+    again = nightbridge_here(capfd, *command)
 
     assert (first.returncode, again.returncode) == (REGRESSED, REGRESSED), first.stderr
     trial = json.loads(first.stdout)
@@ -48,7 +48,7 @@ def test_a_pull_request_that_is_slow_is_refused_with_a_comment_and_asked_again_c
 
 
 def test_a_pull_request_that_is_pushed_again_the_same_day_is_tried_at_its_new_commit(
-    tmp_path: Path, environments_dir: Path, prefect_server: PrefectServer
+    tmp_path: Path, environments_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
     repositories = make_practice_repositories(tmp_path / "practice")
@@ -63,7 +63,7 @@ def test_a_pull_request_that_is_pushed_again_the_same_day_is_tried_at_its_new_co
 
     def tried() -> list[str]:
         command: list[str | Path] = ["try", file, "--bridge", "#7", "--most-pairs", "1", "--system", site, "--json"]
-        told = nightbridge(*command, environment=prefect_server.environment)
+        told = nightbridge_here(capfd, *command)
         return [arm["commit"] for arm in json.loads(told.stdout)["arms"]]
 
     first, answered = push("Fast"), tried()
@@ -74,16 +74,14 @@ def test_a_pull_request_that_is_pushed_again_the_same_day_is_tried_at_its_new_co
 
 
 def test_a_branch_that_was_never_pushed_is_no_change_that_fails(
-    tmp_path: Path, environments_dir: Path, prefect_server: PrefectServer
+    tmp_path: Path, environments_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
     repositories = make_practice_repositories(tmp_path / "practice")
     file = write_scenario(tmp_path / "conf", repositories, "one", Entry(id="tried", cmd_args=FEW_STEPS))
     comment = tmp_path / "comment.md"
 
-    told = nightbridge(
-        "try", file, "--bridge", "typo", "--system", site, "--markdown", comment, environment=prefect_server.environment
-    )
+    told = nightbridge_here(capfd, "try", file, "--bridge", "typo", "--system", site, "--markdown", comment)
 
     assert (told.returncode, told.stdout) == (2, "")
     assert "has no such branch, tag or commit" in told.stderr
