@@ -54,11 +54,14 @@ def output_of(code: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_a_script_runs_a_night_and_reads_what_is_stored(folder: Path) -> None:
-    printed = output_of(SCRIPT, folder)
+@pytest.fixture(scope="module")
+def printed_by_script(folder: Path) -> str:
+    return output_of(SCRIPT, folder)
 
-    assert re.search(r"llama-small +no_baseline +\d", printed)
-    assert printed.rstrip().endswith("True")
+
+def test_a_script_runs_a_night_and_reads_what_is_stored(folder: Path, printed_by_script: str) -> None:
+    assert re.search(r"llama-small +no_baseline +\d", printed_by_script)
+    assert printed_by_script.rstrip().endswith("True")
     assert output_of(STORED, folder).split()[-1] == "True"
 
 
@@ -80,3 +83,87 @@ def test_a_flow_of_ones_own_has_sweep_and_night_as_its_subflows(folder: Path) ->
     printed = output_of(OWN_FLOW, folder)
 
     assert re.search(r"\{'mb': [12]\}: \['\w+'\]", printed)
+
+
+EVERYWHERE = """
+import asyncio
+
+from prefect import flow
+
+import nightbridge
+from nightbridge.errors import InvalidInput
+
+KEY = nightbridge.read_history("llama-small", system="site.toml").to_dataframe()["run_key"].iloc[0]
+NIGHT = {"night": "2026-11-20"}
+CALLS = {
+    "nightly_regression": (["conf/practice/vlm_small.toml"], NIGHT),
+    "run_pipeline": (["conf/practice/vlm_small.toml"], NIGHT),
+    "run_sweep": (["conf/practice/sweep.toml"], NIGHT),
+    "bisect_regression": (["llama-small"], {}),
+    "attribute_regression": (["llama-small"], {}),
+    "try_change": (["conf/practice/vlm_small.toml"], {}),
+    "compare_runs": ([KEY], {}),
+    "read_history": (["llama-small"], {}),
+    "check_parity": ([KEY, KEY], {}),
+    "verify_run": ([KEY], {}),
+}
+
+def called(name, given, named):
+    try:
+        return type(getattr(nightbridge, name)(*given, **named, system="site.toml")).__name__
+    except InvalidInput as error:
+        return str(error)
+
+async def awaited(name, given, named):
+    try:
+        return type(await getattr(nightbridge, f"a{name}")(*given, **named, system="site.toml")).__name__
+    except InvalidInput as error:
+        return str(error)
+
+async def cell():
+    for name, call in CALLS.items():
+        print("in a loop", name, called(name, *call), sep="; ")
+
+@flow
+def of_ones_own():
+    for name, call in CALLS.items():
+        print("in a flow", name, called(name, *call), sep="; ")
+
+@flow
+async def async_of_ones_own():
+    for name, call in CALLS.items():
+        print("awaited", name, await awaited(name, *call), sep="; ")
+
+asyncio.run(cell())
+of_ones_own()
+asyncio.run(async_of_ones_own())
+"""
+"""Two nights, each found again by whoever names it later. Nothing is worse, and nothing is to be tried."""
+
+RETURNED = {
+    "nightly_regression": "NightReport",
+    "run_pipeline": "Verdict",
+    "run_sweep": "SweepResult",
+    "bisect_regression": "nothing became worse",
+    "attribute_regression": "nothing became worse",
+    "try_change": "nothing to try",
+    "compare_runs": "Verdict",
+    "read_history": "TestHistory",
+    "check_parity": "Parity",
+    "verify_run": "Verification",
+}
+
+
+@pytest.mark.parametrize("place", ["in a loop", "in a flow", "awaited"])
+def test_every_function_returns_its_answer_where_a_loop_runs_and_in_another_flow(place: str, everywhere: str) -> None:
+    lines = [line.split("; ") for line in everywhere.splitlines()]
+    found = {name: answer for where, name, answer, *_ in (line for line in lines if line[0] == place)}
+
+    assert found.keys() == RETURNED.keys()
+    assert {name: answer for name, answer in found.items() if RETURNED[name] not in answer} == {}
+
+
+@pytest.fixture(scope="module")
+def everywhere(folder: Path, printed_by_script: str) -> str:
+    assert "llama-small" in printed_by_script  # it has a history
+    return output_of(EVERYWHERE, folder)
