@@ -1,11 +1,13 @@
 """How fast secrets are looked for: megabytes per second of processor time, in a log and in random weights.
 
-    .venv/bin/python benchmarks/masking.py
+    .venv/bin/python benchmarks/masking.py [MIB]
 
 Twenty secrets of 32 characters in every encoding; the log has the lines of Megatron-LM, the weights are random bytes.
+MIB (default 32) is the size of the log, and half of the weights'.
 """
 
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,7 +20,7 @@ LINE = (
     b"1234.5 | lm loss: 1.23456E+00 | grad norm: 0.123 | number of skipped iterations:   0 |\n"
 )
 MIB = 1 << 20
-LOG_BYTES, FILE_BYTES, REPEATS = 32 * MIB, 64 * MIB, 3
+REPEATS = 3
 
 
 def measure(work: Callable[[], object], size: int) -> float:
@@ -31,22 +33,22 @@ def measure(work: Callable[[], object], size: int) -> float:
     return size / 1e6 / best
 
 
-def main() -> None:
+def main(mib: int) -> None:
     numbers = random.Random(1)
     secrets = [numbers.randbytes(16).hex() for _ in range(20)]
     weights = bytearray(numbers.randbytes(MIB))
     with tempfile.TemporaryDirectory() as folder:
         log, copy = Path(folder, "log"), Path(folder, "copy")
-        log.write_bytes(LINE * (LOG_BYTES // len(LINE)))
+        log.write_bytes(LINE * (mib * MIB // len(LINE)))
         text = measure(lambda: copy_masked(log, copy, secrets), log.stat().st_size)
 
     def search() -> None:
         finder = SecretFinder(secrets)
-        for _ in range(FILE_BYTES // MIB):
+        for _ in range(2 * mib):
             finder.feed(weights, MIB)
 
-    print(f"log: {text:.0f} MB/s; weights: {measure(search, FILE_BYTES):.0f} MB/s of processor time")
+    print(f"log: {text:.0f} MB/s; weights: {measure(search, 2 * mib * MIB):.0f} MB/s of processor time")
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]) if sys.argv[1:] else 32)

@@ -38,7 +38,7 @@ SMALL = {
         "alarms/year 0.000",
     ),
     "event_files.py": (["--events", "2000", "--repeats", "1"], r"nightbridge .* M events/s"),
-    "masking.py": ([], r"log: \d+ MB/s; weights: \d+ MB/s"),
+    "masking.py": (["1"], r"log: \d+ MB/s; weights: \d+ MB/s"),
     "containers.py": (["DUMP", "--count", "3"], r"moved +nightbridge refuses \d of 3\n(?s:.*)switches +nightbridge"),
     "overrides.py": (["DUMP", "4", "1"], "same answer as Hydra for 4 of 4\n"),
     "parity.py": (["--pairs", "5"], "5 synthetic pairs"),
