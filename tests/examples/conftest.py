@@ -50,6 +50,16 @@ def checkout(repositories: PracticeRepositories, tmp_path: Path) -> Path:
 @pytest.fixture
 def run_job(repositories: PracticeRepositories, tmp_path: Path) -> RunJob:
     """Run the job of a commit with this behaviour; two ranks and twelve iterations unless said otherwise."""
+    return runner(repositories, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def usual(session_repositories: PracticeRepositories, tmp_path_factory: pytest.TempPathFactory) -> JobRun:
+    """What `run_job()` gives, for the tests that only look at it."""
+    return runner(session_repositories, tmp_path_factory.mktemp("usual"))()
+
+
+def runner(repositories: PracticeRepositories, folder: Path) -> RunJob:
     runs = 0
 
     def run(*flags: str, ranks: int = 2, name: str = "practice", timeout: float = 300, **behaviour: Any) -> JobRun:
@@ -57,9 +67,9 @@ def run_job(repositories: PracticeRepositories, tmp_path: Path) -> RunJob:
         runs += 1
         if behaviour:
             commit_behaviour(repositories, "Behave differently", **behaviour)
-        folder = tmp_path / f"job{runs}"
-        tree = clone(repositories.bridge_url, folder / "Megatron-Bridge")
-        output = folder / "output"
+        place = folder / f"job{runs}"
+        tree = clone(repositories.bridge_url, place / "Megatron-Bridge")
+        output = place / "output"
         argv = [
             *("-m", "llama", "-mr", "llama_small", "-g", "h100", "-ng", str(ranks), "-gn", str(ranks)),
             *("-ms", str(STEPS), "--save_dir", str(output / "checkpoints"), "--save_interval", "5"),

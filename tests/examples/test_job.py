@@ -43,11 +43,9 @@ def scalars(run: JobRun) -> dict[str, dict[int, float]]:
 # --- a good run ------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_prints_the_lines_that_megatron_bridge_prints(run_job: RunJob) -> None:
-    run = run_job()
-
-    first, last = run.said
-    assert run.codes == (0, 0)
+def test_a_run_prints_the_lines_that_megatron_bridge_prints(usual: JobRun) -> None:
+    first, last = usual.said
+    assert usual.codes == (0, 0)
     assert len(re.findall(r"^Step Time : \d+\.\d\ds GPU utilization: \d+\.\dMODEL_TFLOP/s/GPU$", first, re.M)) == STEPS
     assert len(re.findall(
         r"^ \[[-\d]{10} [:\d]{8}\] iteration +\d+/ +12 \| consumed samples: +\d+ \| "
@@ -60,9 +58,10 @@ def test_a_run_prints_the_lines_that_megatron_bridge_prints(run_job: RunJob) -> 
     ]
     assert "Starting training loop at iteration 0" in first
     assert "> setting tensorboard ..." in last
-    assert f"saving checkpoint at iteration {10:7d} to {run.output}/checkpoints in torch_dist format" in first
+    assert f"saving checkpoint at iteration {10:7d} to {usual.output}/checkpoints in torch_dist format" in first
     assert (
-        f"  successfully saved checkpoint from iteration {10:7d} to {run.output}/checkpoints [ t 1/1, p 1/1 ]" in first
+        f"  successfully saved checkpoint from iteration {10:7d} to {usual.output}/checkpoints [ t 1/1, p 1/1 ]"
+        in first
     )
     assert "[after training is done] datetime: " in first
 
@@ -91,8 +90,8 @@ def test_a_job_repeats_exactly_and_another_job_differs_by_noise(run_job: RunJob)
     assert scalars(another)["lm loss"][STEPS] == pytest.approx(scalars(first)["lm loss"][STEPS], rel=0.05)
 
 
-def test_the_first_iterations_are_slow(run_job: RunJob) -> None:
-    times = seconds(run_job())
+def test_the_first_iterations_are_slow(usual: JobRun) -> None:
+    times = seconds(usual)
 
     assert times[0] > 20 * median(times[STEADY])
 
@@ -100,10 +99,8 @@ def test_the_first_iterations_are_slow(run_job: RunJob) -> None:
 # --- event files -----------------------------------------------------------------------------------------------------
 
 
-def test_event_files_hold_the_tags_that_their_flags_switch_on(run_job: RunJob) -> None:
-    run = run_job()
-
-    written = scalars(run)
+def test_event_files_hold_the_tags_that_their_flags_switch_on(usual: JobRun) -> None:
+    written = scalars(usual)
     assert {"lm loss", "learning-rate", "batch-size", "grad-norm", "loss-scale", "iteration-time",
             "throughput/tflops/device", "throughput/tflops", "lm loss vs samples",
             "memory/mem-max-allocated-gigabytes", "memory/mem-alloc-retires"} <= set(written)  # fmt: skip
@@ -111,7 +108,7 @@ def test_event_files_hold_the_tags_that_their_flags_switch_on(run_job: RunJob) -
     assert list(written["lm loss vs samples"]) == [32 * step for step in range(1, STEPS + 1)]
     # The window of rates is 100 iterations long by default, which a short run never fills.
     assert not [tag for tag in written if tag.endswith("_per_sec")]
-    assert written["iteration-time"][STEPS] == pytest.approx(seconds(run)[-1], abs=1e-3)
+    assert written["iteration-time"][STEPS] == pytest.approx(seconds(usual)[-1], abs=1e-3)
 
 
 def test_event_files_are_not_written_without_a_folder(run_job: RunJob) -> None:
@@ -137,8 +134,8 @@ def test_flags_switch_tags_off_and_a_full_window_gives_rates(run_job: RunJob) ->
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def test_checkpoints_are_complete_on_the_interval_and_at_the_end(run_job: RunJob) -> None:
-    folder = run_job().output / "checkpoints"
+def test_checkpoints_are_complete_on_the_interval_and_at_the_end(usual: JobRun) -> None:
+    folder = usual.output / "checkpoints"
 
     found = find_checkpoints(folder)
     assert [(checkpoint.iteration, checkpoint.state) for checkpoint in found] == [
@@ -157,9 +154,9 @@ def test_the_older_layout_has_a_common_file(run_job: RunJob) -> None:
     assert b"common_state" not in (target / ".metadata").read_bytes()
 
 
-def test_a_checkpoints_index_names_what_torch_names(run_job: RunJob) -> None:
+def test_a_checkpoints_index_names_what_torch_names(usual: JobRun) -> None:
     """The classes that torch 2.13 was seen to write; real torch loads these files."""
-    content = (run_job().output / "checkpoints/iter_0000010/.metadata").read_bytes()
+    content = (usual.output / "checkpoints/iter_0000010/.metadata").read_bytes()
 
     strings: list[str] = []
     names = set()
@@ -209,13 +206,11 @@ def test_the_configuration_is_written_with_overrides_and_flags_applied(run_job: 
     assert yaml.safe_load((run.output / "checkpoints/iter_0000010/run_config.yaml").read_text()) == config
 
 
-def test_the_commit_that_ran_is_written_down(run_job: RunJob) -> None:
-    run = run_job()
-
+def test_the_commit_that_ran_is_written_down(usual: JobRun) -> None:
     head = subprocess.run(
-        ["git", "-C", str(run.output.parent / "Megatron-Bridge"), "rev-parse", "HEAD"], capture_output=True, text=True
+        ["git", "-C", str(usual.output.parent / "Megatron-Bridge"), "rev-parse", "HEAD"], capture_output=True, text=True
     )
-    (status,) = json.loads((run.output / "configs/repo_status.json").read_text())
+    (status,) = json.loads((usual.output / "configs/repo_status.json").read_text())
     assert status["name"] == "Megatron-Bridge"
     assert status["sha"] == head.stdout.strip()
 
@@ -236,40 +231,38 @@ def test_a_configuration_that_cannot_be_fails_on_the_nodes(run_job: RunJob, flag
     assert told in run.said[0]
 
 
-def test_a_job_leaves_its_checkout_as_it_was(run_job: RunJob) -> None:
-    run = run_job()
-
-    status = ["git", "-C", str(run.output.parent / "Megatron-Bridge"), "status", "--porcelain", "--ignored"]
+def test_a_job_leaves_its_checkout_as_it_was(usual: JobRun) -> None:
+    status = ["git", "-C", str(usual.output.parent / "Megatron-Bridge"), "status", "--porcelain", "--ignored"]
     assert subprocess.run(status, capture_output=True, text=True).stdout == ""
 
 
 # --- behaviour that a commit sets ------------------------------------------------------------------------------------
 
 
-def test_a_slower_commit_reports_longer_steps_and_nothing_else(run_job: RunJob) -> None:
-    usual = scalars(run_job())
+def test_a_slower_commit_reports_longer_steps_and_nothing_else(run_job: RunJob, usual: JobRun) -> None:
+    as_usual = scalars(usual)
     slower = scalars(run_job(step_time_factor=1.25))
 
-    assert slower["iteration-time"][9] == pytest.approx(1.25 * usual["iteration-time"][9])
-    assert slower["throughput/tflops/device"][9] == pytest.approx(usual["throughput/tflops/device"][9] / 1.25)
-    assert slower["lm loss"] == usual["lm loss"]
-    assert slower["memory/mem-allocated-gigabytes"] == usual["memory/mem-allocated-gigabytes"]
+    assert slower["iteration-time"][9] == pytest.approx(1.25 * as_usual["iteration-time"][9])
+    assert slower["throughput/tflops/device"][9] == pytest.approx(as_usual["throughput/tflops/device"][9] / 1.25)
+    assert slower["lm loss"] == as_usual["lm loss"]
+    assert slower["memory/mem-allocated-gigabytes"] == as_usual["memory/mem-allocated-gigabytes"]
 
 
-def test_a_larger_commit_reports_more_memory(run_job: RunJob) -> None:
-    usual, larger = run_job(), run_job(memory_factor=1.2)
+def test_a_larger_commit_reports_more_memory(run_job: RunJob, usual: JobRun) -> None:
+    runs = (usual, run_job(memory_factor=1.2))
 
-    peaks = [max(read_logs([run.log]).values["peak_memory"]) for run in (usual, larger)]
+    peaks = [max(read_logs([run.log]).values["peak_memory"]) for run in runs]
     assert peaks[0]
     assert peaks[1] == pytest.approx(1.2 * peaks[0], rel=1e-3)
 
 
-def test_a_worse_commit_reports_a_higher_loss(run_job: RunJob) -> None:
-    usual = scalars(run_job())["lm loss"]
+def test_a_worse_commit_reports_a_higher_loss(run_job: RunJob, usual: JobRun) -> None:
+    as_usual = scalars(usual)["lm loss"]
     offset = scalars(run_job(loss_offset=0.5))["lm loss"]
     untrained = scalars(run_job(loss_offset=0.0, lr_factor=0.0))["lm loss"]
 
-    assert offset[STEPS] == pytest.approx(usual[STEPS] + 0.5, rel=1e-5)
+    assert offset[STEPS] == pytest.approx(as_usual[STEPS] + 0.5, rel=1e-5)
     assert untrained[STEPS] == pytest.approx(math.log(64), rel=0.05)
 
 
