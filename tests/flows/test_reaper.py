@@ -49,7 +49,7 @@ from nightbridge.slurm.factory import open_cluster
 from nightbridge.store.protocol import open_store
 from nightbridge.tasks.night import PLAN_LABEL
 from tests.nights.installation import descendants
-from tests.real.prefect_harness import deploy
+from tests.real.prefect_harness import STRAIGHT, deploy
 from tests.real.prefect_server import PrefectServer, start_prefect
 
 SLEEPING_NIGHT = "tests/flows/sleeping_night.py:sleeping_night"
@@ -70,8 +70,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
             started.make_pool("nightbridge")
             started.ask("POST", "work_pools/nightbridge/queues", {"name": "nights", "concurrency_limit": 1})
             for name, tags in (("one", ["nightbridge"]), ("two", ["nightbridge"]), ("others", [])):
-                deploy(started, name, SLEEPING_NIGHT, pool="nightbridge", work_queue_name="nights", tags=tags)
-            deploy(started, "reaper", "nightbridge.flows.reaper.reaper", pool="nightbridge")
+                options: dict[str, Any] = {"work_queue_name": "nights", "tags": tags, "job_variables": STRAIGHT}
+                deploy(started, name, SLEEPING_NIGHT, pool="nightbridge", **options)
+            reaping = "nightbridge.flows.reaper.reaper"
+            deploy(started, "reaper", reaping, pool="nightbridge", job_variables=STRAIGHT)
             yield started
     finally:
         started.stop()

@@ -1,5 +1,7 @@
 """A Prefect server for what a test module does in this process: run flows, and make deployments."""
 
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,12 @@ from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
 from tests.real.prefect_server import PrefectServer
 
 ROOT = Path(__file__).parents[2]
+
+STRAIGHT = {"command": shlex.join([sys.executable, "-m", "prefect.engine"])}
+"""Job variables of a deployment whose flow runs a worker starts at once.
+
+Without a command each of them has two processes before it that prepare its workspace, and each imports Prefect.
+"""
 
 
 @contextmanager
