@@ -34,6 +34,7 @@ _TOKEN = re.compile(
 def key_lines(text: str) -> dict[KeyPath, int]:
     """Return the line, from 1, of every key and table header; what follows invalid TOML is absent."""
     lines: dict[KeyPath, int] = {}
+    implied: dict[KeyPath, int] = {}  # [a.b] makes a as well, which may have a header of its own further down
     elements: Counter[KeyPath] = Counter()
     table: KeyPath = ()
     line = 1
@@ -43,7 +44,9 @@ def key_lines(text: str) -> dict[KeyPath, int]:
         except (ValueError, RecursionError):
             break
         if statement.lstrip().startswith("["):
-            table = _resolve(paths[-1], elements)
+            *above, table = (_resolve(path, elements) for path in paths)
+            for each in above:
+                implied.setdefault(each, line)
             if statement.lstrip().startswith("[["):
                 lines.setdefault(table, line)
                 elements[table] += 1
@@ -52,7 +55,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
         for path in paths:
             lines.setdefault((*table, *path), line)
         line += statement.count("\n") + 1
-    return lines
+    return implied | lines
 
 
 def line_of(lines: dict[KeyPath, int], path: KeyPath) -> int | None:

@@ -52,6 +52,12 @@ def test_a_key_inside_an_inline_table_has_the_line_of_the_key_that_holds_it() ->
     assert line_of(key_lines(TEXT), ("cmd_args", "inline", "two")) == 8
 
 
+def test_a_table_that_only_others_name_has_the_line_of_the_first_of_them() -> None:
+    lines = key_lines("name = 1\n[env_params.A]\nx = 1\n[env_params.B]\n[late.inner]\n[late]\n")
+
+    assert (lines["env_params",], lines["env_params", "B"], lines["late",]) == (2, 4, 6)
+
+
 def test_a_key_that_is_not_there_has_no_line() -> None:
     assert line_of(key_lines(TEXT), ("nothing",)) is None
 
