@@ -2,6 +2,7 @@
 
 import contextvars
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ from nightbridge.slurm.attempts import attempts_of, read_ended, record_ended
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.outcome import RunEvidence
 from nightbridge.slurm.states import parse_squeue
-from nightbridge.tasks import job
+from nightbridge.slurm.watcher import Graces, Watcher
+from nightbridge.tasks import context, job
 from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.job import needs_another_job, state_of, submit, submit_and_watch, wait_for_dependencies, watch
 from nightbridge.tasks.limits import job_slots
@@ -116,6 +118,27 @@ def test_a_job_whose_output_is_away_when_it_ends_is_judged_once_it_can_be_read(
     assert night().outcome is Outcome.PROGRAM_ERROR
     assert away == []
     assert {waiting.what for waiting in noted[1:] if waiting} == {"cannot be read now"}
+
+
+def test_a_job_that_slurm_has_forgotten_since_its_end_was_recorded_is_no_lost_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a night that is started once more after accounting was purged: lost, it would be submitted again."""
+    monkeypatch.setattr(context, "Watcher", partial(Watcher, graces=Graces(lost=0.2)))
+    slurm = FullQueue(tmp_path, "start_post_comp", Outcome.TIMEOUT)
+    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\n")
+    ended = make_job("base", slurm.base.attempt_dir, job_id=11, cluster="full", outcome=Outcome.TIMEOUT)
+    plan = make_plan("base", slurm.base.attempt_dir, tasks_per_node=1)
+
+    record_ended(ended)
+
+    @flow
+    def night() -> Job:
+        forgotten: Job = watch(ended, plan, slurm.site)
+        return forgotten
+
+    assert night().outcome is Outcome.TIMEOUT
+    assert read_ended(slurm.base.attempt_dir) == ended
 
 
 # --- dependencies ----------------------------------------------------------------------------------------------------
