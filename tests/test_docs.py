@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import datetime
+from functools import cache
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -62,9 +63,14 @@ def _words(command: str) -> list[str]:
 # --- commands exist --------------------------------------------------------------------------------------------------
 
 
+@cache
+def _program() -> Any:
+    return typer.main.get_command(cli.app)
+
+
 def _parse_nightbridge(arguments: list[str]) -> None:
     """Parse a command line as the program does, without running it."""
-    group: Any = typer.main.get_command(cli.app)
+    group = _program()
     if arguments[0].startswith("-"):
         assert arguments[0] in {"-h", "--help", *(name for option in group.params for name in option.opts)}
         return

@@ -430,9 +430,9 @@ def test_a_hostile_log_takes_time_in_proportion_to_its_length(unit: bytes) -> No
         return time.thread_time() - began
 
     seconds(1)
-    short, long = (min(seconds(size) for _ in range(3)) for size in (1 << 16, 1 << 18))
-    assert long < 12 * short
+    short = min(seconds(1 << 16) for _ in range(3))
     assert short < 0.5
+    assert any(seconds(1 << 18) < 12 * short for _ in range(3))
 
 
 def test_a_line_of_a_million_separators_is_looked_at_in_no_time(tmp_path: Path) -> None:
