@@ -15,7 +15,7 @@ LOCK = $(BIN)/uv pip compile --quiet --system-certs --universal --python-version
 PARTS := slurm or s3 or registry or prefect or embedded or launcher or random_kill or thorough
 
 # The quick tests that import Prefect, which takes as long as collecting all others.
-WITH_PREFECT := tests/blocks tests/tasks tests/examples/test_demo.py tests/nightbridge/cli/test_output.py tests/nightbridge/slurm/test_patience.py tests/nightbridge/test_errors.py
+WITH_PREFECT := tests/blocks tests/tasks tests/nightbridge/cli tests/examples/test_demo.py tests/nightbridge/slurm/test_patience.py tests/nightbridge/test_errors.py tests/test_docs.py
 
 # What no worker of pytest finds compiled it compiles itself, as every process that a test starts does.
 unexport PYTHONDONTWRITEBYTECODE
