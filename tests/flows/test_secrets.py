@@ -127,11 +127,16 @@ class Watched:
     job_environments: dict[str, dict[str, str]] = field(default_factory=dict)
     """Of one training process of each job, by the job's name."""
 
+    _others: set[str] = field(default_factory=lambda: {*os.listdir("/proc")})
+    """What was there before the night, and is no part of it."""
+
     _seen: set[tuple[str, bytes]] = field(default_factory=set)
     """Processes as they were looked at: one has another environment only where it runs another command."""
 
     def look(self) -> None:
-        for pid in filter(str.isdigit, os.listdir("/proc")):
+        there = {*os.listdir("/proc")}
+        self._others &= there
+        for pid in filter(str.isdigit, there - self._others):
             with contextlib.suppress(OSError):
                 command_line = read_bytes(f"/proc/{pid}/cmdline")
                 if (pid, command_line) in self._seen:
