@@ -138,7 +138,7 @@ class Worker:
 
     def lose_host(self) -> None:
         """End the worker and every flow that it runs without a word, as a host does that loses its power."""
-        for pid in descendants(self.process.pid):
+        for pid in list(descendants(self.process.pid)):  # those of a dead process are nobody's
             with contextlib.suppress(ProcessLookupError):  # it may have ended since it was listed
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(60)
