@@ -27,8 +27,13 @@ PREFECT = Path(sys.executable).with_name("prefect")
 BUSY_MACHINE = {
     "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_MAX_RUNS": "10",
 }
-"""What a server needs beside tests that take both cores; the default of 10 s is for an idle one."""
+"""What a server needs beside tests that take both cores; the default of 10 s is for an idle one.
+
+For each schedule that is deployed it writes so many flow runs and meanwhile refuses the next deployment, whose client waits
+for two seconds; a hundred by default.
+"""
 
 
 @dataclass
