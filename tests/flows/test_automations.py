@@ -11,13 +11,15 @@ from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Crashed, Failed, Late
 
-from nightbridge.models import Verdict, VerdictStatus
+from nightbridge.flows.deploy import Request, deploy
+from nightbridge.models import SiteChoice, Verdict, VerdictStatus
 from nightbridge.tasks.events import night_event, verdict_event
 from nightbridge.tasks.mirror import send_events
-from tests.flows.test_deployment import nightbridge
 from tests.real.notify_servers import mail_server, webhook_server
 from tests.real.prefect_server import PrefectServer
 from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def verdict(test_id: str, news: str) -> Verdict:
 
 
 def test_what_is_news_late_crashed_or_failed_arrives_by_mail_and_webhook_and_nothing_of_others(
-    prefect_server: PrefectServer, client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site_file = tmp_path / "site.toml"
     with mail_server() as mail, webhook_server() as webhook:
@@ -52,7 +54,8 @@ def test_what_is_news_late_crashed_or_failed_arrives_by_mail_and_webhook_and_not
             f'smtp_port = {mail.port}\nsmtp_security = "none"\nmail_from = "nightly@example.org"\n'
             'mail_to = ["team@example.org", "night@example.org"]\nwebhook = "env:HOOK"\n'
         )
-        made = nightbridge(prefect_server, "deploy", "--system", str(site_file))
+        monkeypatch.chdir(ROOT)
+        made = list(deploy(Request(choice=SiteChoice(system=str(site_file)))))
         assert sum("automation nightbridge: " in line for line in made) == 4
 
         others = verdict_event("practice", "2026-11-21", verdict("of-another", "new"), "file:///r", "grace")
