@@ -29,7 +29,7 @@ from nightbridge.slurm.attempts import (
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.slurm.outcome import classify
 from nightbridge.slurm.protocol import JobNotAccepted
-from nightbridge.slurm.states import LOST, WAITING, waiting_words
+from nightbridge.slurm.states import BY_EXIT_FILE, LOST, WAITING, waiting_words
 from nightbridge.slurm.submission import submit_attempt
 from nightbridge.tasks.context import raise_if_interrupted, this_night, wait_out
 from nightbridge.tasks.limits import job_slots
@@ -194,13 +194,14 @@ def state_of(status: JobStatus) -> str:
 def watch(job: Job, plan: LaunchPlan, site: Site) -> Job:
     """Follow the job until it has ended, and classify its end by Slurm's state and the run's own evidence.
 
-    An end that is recorded stands where Slurm has forgotten the job: as a lost one it would be submitted again.
+    An end that is recorded stands where Slurm has forgotten the job: as a lost one it would be submitted again, and its
+    exit file alone tells no cancellation and no time limit.
     """
     display = _JobDisplay(job, plan, site)
     ended = this_night().watcher(site).follow(job, on_change=display.change, on_wait=display.wait)
     display.end(ended)
-    is_lost = ended.status is not None and ended.status.reason.startswith(f"{LOST}:")
-    if is_lost and (known := read_ended(job.attempt_dir)) and known.job_id == ended.job_id:
+    is_forgotten = ended.status is not None and ended.status.reason.startswith((f"{LOST}:", BY_EXIT_FILE))
+    if is_forgotten and (known := read_ended(job.attempt_dir)):
         get_run_logger().info("job %d: Slurm has forgotten it; it ended as %s", known.job_id, known.outcome)
         return known
     run = RunToRead(jobs=(ended,), plan=plan)

@@ -34,6 +34,8 @@ WAITING: frozenset[JobState] = frozenset(
 
 LOST = "lost"
 """The prefix of our own reason for a job that Slurm has lost, whatever accounting then made of it."""
+BY_EXIT_FILE = "exit file; Slurm silent"
+"""The prefix of our own reason for a job that Slurm has forgotten, and whose exit file tells its end."""
 
 _LONGEST_CLEANING = timedelta(minutes=30)
 """How long an epilog, or the end of processes, may keep a job completing: after that a node of it is stuck, which may

@@ -25,6 +25,7 @@ from nightbridge.slurm.attempt_files import (
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.script import ALREADY_CLAIMED
 from nightbridge.slurm.states import (
+    BY_EXIT_FILE,
     LOST,
     TERMINAL,
     WAITING,
@@ -435,7 +436,7 @@ class Watcher:
         if min(silent, now - watched.exit_code_at) < self._graces.silent:
             return None
         state = JobState.FAILED if code else JobState.COMPLETED
-        status = _without_slurm(watched, state, "exit file; Slurm silent", exit_code=code, signal=0)
+        status = _without_slurm(watched, state, BY_EXIT_FILE, exit_code=code, signal=0)
         return watched.job.model_copy(update={"status": status, "exit_file_code": code})
 
     def _check_patience(self, watched: _Watched) -> None:

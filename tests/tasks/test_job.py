@@ -30,6 +30,7 @@ from nightbridge.slurm.attempt_files import AttemptContext, declare_intent, open
 from nightbridge.slurm.attempts import attempts_of, read_ended, record_ended
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.outcome import RunEvidence
+from nightbridge.slurm.script import CLAIM, EXIT_CODE
 from nightbridge.slurm.states import parse_squeue
 from nightbridge.slurm.watcher import Graces, Watcher
 from nightbridge.tasks import context, job
@@ -120,25 +121,34 @@ def test_a_job_whose_output_is_away_when_it_ends_is_judged_once_it_can_be_read(
     assert {waiting.what for waiting in noted[1:] if waiting} == {"cannot be read now"}
 
 
-def test_a_job_that_slurm_has_forgotten_since_its_end_was_recorded_is_no_lost_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "left", [{}, {EXIT_CODE: "143"}, {CLAIM: "12", EXIT_CODE: "143"}], ids=lambda left: "-".join(left)
+)
+def test_a_job_that_slurm_has_forgotten_since_its_end_was_recorded_ended_as_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: dict[str, str]
 ) -> None:
-    """As of a night that is started once more after accounting was purged: lost, it would be submitted again."""
-    monkeypatch.setattr(context, "Watcher", partial(Watcher, graces=Graces(lost=0.2)))
+    """As of a night that is started once more after accounting was purged: as a lost one it would be submitted again.
+
+    The exit file alone tells no cancellation and no time limit. Another job may have claimed the attempt.
+    """
+    monkeypatch.setattr(context, "Watcher", partial(Watcher, graces=Graces(silent=0.2, lost=0.2)))
     slurm = FullQueue(tmp_path, "start_post_comp", Outcome.TIMEOUT)
     (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\n")
-    ended = make_job("base", slurm.base.attempt_dir, job_id=11, cluster="full", outcome=Outcome.TIMEOUT)
-    plan = make_plan("base", slurm.base.attempt_dir, tasks_per_node=1)
+    attempt_dir = slurm.base.attempt_dir
+    for name, number in left.items():
+        (attempt_dir / name).write_text(number)
+    submitted = make_job("base", attempt_dir, job_id=11, cluster="full", outcome=Outcome.TIMEOUT)
+    ended = submitted.model_copy(update={"job_id": int(left.get(CLAIM, 11))})
+    plan = make_plan("base", attempt_dir, tasks_per_node=1)
 
     record_ended(ended)
 
     @flow
     def night() -> Job:
-        forgotten: Job = watch(ended, plan, slurm.site)
+        forgotten: Job = watch(submitted, plan, slurm.site)
         return forgotten
 
-    assert night().outcome is Outcome.TIMEOUT
-    assert read_ended(slurm.base.attempt_dir) == ended
+    assert night() == read_ended(attempt_dir) == ended
 
 
 # --- dependencies ----------------------------------------------------------------------------------------------------
