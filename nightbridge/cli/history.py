@@ -1,4 +1,4 @@
-"""Stored results, compared: `history`, `compare`, `accept`, `parity`, `bisect`, `attribute` and `try`."""
+"""Stored results, compared: `history`, `compare`, `accept`, `golden`, `parity`, `bisect`, `attribute` and `try`."""
 
 import contextlib
 import sys
@@ -28,6 +28,7 @@ from nightbridge.cli.output import (
     logged,
     note,
     note_all,
+    print_all,
     print_csv,
     show,
     verdict_lines,
@@ -270,6 +271,26 @@ def _withdraw(site: "Site", target: str, who: str, why: str, as_json: bool) -> N
     document = {"withdrawn": stored.id, **rejudged._asdict()}
     level = f"the level since {stored.decision.since}{' alerts again' if rejudged.alarms else ''}"
     show(as_json, document, lambda: [f"withdrawn: {stored.decision.text}", f"{level} ({rejudged})"])
+
+
+@site_options("system", "store", "workspace")
+def golden(
+    choice: "SiteChoice",
+    run_key: RunKeyArgument,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.json", help="Write the values there, not to the terminal.")
+    ] = None,
+) -> None:
+    """Record the golden values of a stored run that went well, in Megatron-Bridge's format."""
+    from nightbridge.nights.records import find_run
+    from nightbridge.report.queries import golden_stored
+
+    opened = open_site_store(load_site(choice))
+    values = golden_stored(opened, find_run(opened, run_key))
+    if out is None:
+        print_all(values.splitlines())
+    else:
+        write_file(out, values.encode())
 
 
 @site_options("system", "store", "workspace")

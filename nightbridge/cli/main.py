@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "migrate": history.migrate,
     "compare": history.compare,
     "accept": history.accept,
+    "golden": history.golden,
     "parity": history.parity,
     "bisect": history.bisect,
     "attribute": history.attribute,

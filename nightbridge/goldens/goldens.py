@@ -1,4 +1,4 @@
-"""Golden values: reading upstream's files, and upstream's comparison made to fail closed.
+"""Golden values: reading and writing upstream's files, and upstream's comparison made to fail closed.
 
 Two formats:
 
@@ -106,6 +106,16 @@ def read_golden(data: bytes | str, subject: str = "golden values") -> GoldenValu
         return _read_megatron_lm(content, subject)
     inner = next((content[name] for name in ("baseline", "current") if isinstance(content.get(name), dict)), content)
     return _read_bridge(inner, subject)
+
+
+def write_golden(values: GoldenValues) -> str:
+    """What a run measured as a file of Megatron-Bridge's; reading it gives the same values."""
+    iterations = sorted({iteration for known in values.metrics.values() for iteration in known})
+    steps = {
+        str(iteration - 1): {name: known[iteration] for name, known in values.metrics.items() if iteration in known}
+        for iteration in iterations
+    }
+    return json.dumps({**steps, **values.memory}, indent=2) + "\n"
 
 
 def golden_of_steps(

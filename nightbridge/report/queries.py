@@ -7,7 +7,7 @@ from pydantic import Field
 
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import read_decisions
-from nightbridge.gate.evidence import Contract, own_bands, read_scalars
+from nightbridge.gate.evidence import Contract, own_bands, read_scalars, run_values
 from nightbridge.gate.judging import judge
 from nightbridge.gate.trend import Trend, trends
 from nightbridge.gate.verdict import compare_with
@@ -16,7 +16,7 @@ from nightbridge.harvest.restore import verify_run
 from nightbridge.history.nightly_values import rows_until
 from nightbridge.history.reading import StoredSeries, find_series, read_history
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict
+from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict, VerdictStatus
 from nightbridge.nights.records import like_test, read_verdict
 from nightbridge.report.tables import point_of
 from nightbridge.store.protocol import ObjectStore
@@ -191,6 +191,36 @@ def parity_stored(store: ObjectStore, run_a: str, run_b: str, policy: ReferenceP
     records = (_record(store, run) for run in (run_a, run_b))
     bands = own_bands(store, max(records, key=lambda record: row_of(record, None).order))
     return compare_runs(a, b, names=(run_a, run_b), policy=policy or DEFAULT_ITERATIONS, bands=bands)
+
+
+def golden_stored(store: ObjectStore, run_key: str) -> str:
+    """What a stored run measured, as a file of golden values for `[gate] golden` and for Megatron-Bridge's own tests.
+
+    Raises:
+        InvalidInput: It is not in the store, or its verdict is not of a run that went well.
+        DamagedData: It is not what was committed, or has no scalars.
+    """
+    from nightbridge.goldens.goldens import GoldenValues, write_golden
+
+    record = _record(store, run_key)
+    verdict = read_verdict(store, run_key, record.spec.night)
+    status = verdict.status if verdict else "not judged"
+    if status not in _GOOD_TO_HOLD_TO:
+        raise InvalidInput(
+            f"this run is {status}: whatever is compared with its values would pass",
+            subject=run_key,
+            advice="Name a run that passed",
+        )
+    measured = run_values(_metrics(store, run_key), record.summary, GoldenValues(format="megatron-bridge", metrics={}))
+    return write_golden(measured)
+
+
+_GOOD_TO_HOLD_TO = {
+    VerdictStatus.PASSED,
+    VerdictStatus.IMPROVED,
+    VerdictStatus.NO_BASELINE,
+    VerdictStatus.INSUFFICIENT_DATA,
+}
 
 
 def parity_page_stored(store: ObjectStore, found: "Parity", gate: "ParityGate") -> str:

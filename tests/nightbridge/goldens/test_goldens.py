@@ -18,6 +18,7 @@ from nightbridge.goldens.goldens import (
     golden_of_steps,
     read_golden,
     read_golden_file,
+    write_golden,
 )
 from nightbridge.models import GoldenPolicy
 
@@ -53,6 +54,15 @@ def golden() -> GoldenValues:
     run = run_of()
     metrics = {name: values for name, values in run.metrics.items() if name != NORM}
     return run.model_copy(update={"metrics": metrics})
+
+
+def test_what_is_written_is_read_again_and_is_as_good_as_itself() -> None:
+    run = run_of()
+
+    again = read_golden(write_golden(run))
+
+    assert again == run
+    assert failures(run, again) == []
 
 
 def failures(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy | None = None) -> list[str]:

@@ -12,11 +12,12 @@ import pytest
 from nightbridge.cli import main as cli
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError
 from nightbridge.gate.verdict import compare
+from nightbridge.goldens.goldens import read_golden
 from nightbridge.goldens.parity import ParityGate, compare_runs
 from nightbridge.history.history_store import put_row
 from nightbridge.history.reading import find_series
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import RunRecord, Summary, VerdictStatus
+from nightbridge.models import RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.report.charts import differences_chart
 from nightbridge.report.queries import compare_stored, history_of, parity_html, parity_page_stored, parity_stored
 from nightbridge.store.directory import DirectoryStore
@@ -25,6 +26,12 @@ from tests.builders import scalar_table as table
 
 def slower(summary: Summary) -> Summary:
     return summary.model_copy(update={"step_time": 1.1})
+
+
+def put_verdict(store: DirectoryStore, record: RunRecord, status: VerdictStatus) -> None:
+    spec = record.spec
+    verdict = Verdict(run_key=spec.run_key, test_id=spec.test.id, night=spec.night, status=status)
+    store.put(f"runs/{spec.test_slug}/{spec.night}/{spec.run_key}/verdict.json", verdict.model_dump_json().encode())
 
 
 class TestCompare:
@@ -72,6 +79,51 @@ class TestCompare:
     def test_a_run_that_is_not_in_the_store_is_named(self, store: DirectoryStore) -> None:
         with pytest.raises(PermanentError, match="llama3-8b-2026-11-10-0123456789"):
             compare_stored(store, "llama3-8b-2026-11-10-0123456789")
+
+
+class TestGolden:
+    def test_a_good_run_is_recorded_in_the_format_that_is_read(
+        self,
+        store: DirectoryStore,
+        make_record: Callable[..., RunRecord],
+        commit: Callable[..., RunRecord],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        losses = {step: 10.0 - 0.1 * step for step in range(1, 51)}
+        record = commit(store, make_record(), losses)
+        put_verdict(store, record, VerdictStatus.PASSED)
+        command = ["golden", record.spec.run_key, "--store", store.url]
+
+        assert cli.run([*command, "--out", str(tmp_path / "golden.json")]) == 0
+        assert cli.run(command) == 0
+
+        text = (tmp_path / "golden.json").read_text()
+        assert capsys.readouterr().out == text
+        assert json.loads(text)["0"]["lm loss"] == losses[1]  # the key is the iteration minus one
+        values = read_golden(text)
+        assert values.metrics["lm loss"] == losses
+        assert values.memory["max_alloc"] == record.summary.peak_memory
+
+    @pytest.mark.parametrize("status", [VerdictStatus.FAILED, VerdictStatus.REGRESSED, VerdictStatus.SHORT, None])
+    def test_the_values_of_a_run_that_was_not_good_are_not_recorded(
+        self,
+        store: DirectoryStore,
+        make_record: Callable[..., RunRecord],
+        commit: Callable[..., RunRecord],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        status: VerdictStatus | None,
+    ) -> None:
+        record = commit(store, make_record())
+        if status:
+            put_verdict(store, record, status)
+
+        code = cli.run(["golden", record.spec.run_key, "--store", store.url, "--out", str(tmp_path / "golden.json")])
+
+        assert code == 2
+        assert f"this run is {status or 'not judged'}" in capsys.readouterr().err
+        assert not (tmp_path / "golden.json").exists()
 
 
 class TestParity:
