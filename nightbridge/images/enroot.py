@@ -223,6 +223,7 @@ OTHER_FOLDERS = "Check it, or set the Image Cache's cache and temp (ENROOT_CACHE
 """The advice for a folder of imports that cannot be written."""
 
 _PATIENCE_SECONDS = 3.0
+_DEEP = 100
 _SUFFIX = ".sqsh.tmp"
 
 
@@ -309,8 +310,7 @@ def remove_tree(folder: Path) -> None:
     """Remove a folder with whatever an image put there; a killed import's tools may write there a little longer."""
     patience = time.monotonic() + _PATIENCE_SECONDS
     while folder.exists():
-        with suppress(OSError):
-            _let_owner_in(folder)
+        _let_owner_in(folder)
         shutil.rmtree(folder, ignore_errors=True)
         if time.monotonic() > patience:
             return
@@ -318,14 +318,20 @@ def remove_tree(folder: Path) -> None:
             time.sleep(0.1)
 
 
-def _let_owner_in(folder: Path) -> None:
-    """Give the owner all rights to every folder below: an image may have some that only root could empty."""
-    folder.chmod(0o700)
-    for parent, folders, _ in os.walk(folder):
-        for name in folders:
-            path = Path(parent) / name
-            if not path.is_symlink():
-                path.chmod(0o700)
+def _let_owner_in(top: Path) -> None:
+    """Give the owner all rights to every folder below: an image may have some that only root could empty.
+
+    Those that lie deep are moved to the top: `shutil.rmtree` ends with an exception a thousand folders deep.
+    """
+    folders = [(top, 0)]
+    while folders:
+        folder, depth = folders.pop()
+        with suppress(OSError):
+            folder.chmod(0o700)
+            if depth > _DEEP:
+                folder, depth = folder.rename(top / uuid.uuid4().hex), 1
+            with os.scandir(folder) as entries:
+                folders += [(Path(entry), depth + 1) for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
 def scratch_name(output: Path) -> str:
