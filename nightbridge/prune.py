@@ -11,11 +11,13 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
+from itertools import compress
 from pathlib import Path
 
 from pydantic import Field
 
-from nightbridge.errors import PermanentError
+from nightbridge.errors import DamagedData, PermanentError
 from nightbridge.files import MODEL_LIMIT, RefusedFile, open_regular
 from nightbridge.harvest.manifest import committed_attempts
 from nightbridge.harvest.retention import RunRemoval
@@ -24,13 +26,14 @@ from nightbridge.images.image import workspace_refs
 from nightbridge.locking import brief_lease
 from nightbridge.models import ImageImport, Model, Site
 from nightbridge.nights.liveness import alive_path, is_alive
-from nightbridge.nights.records import plan_path, read_plan
+from nightbridge.nights.records import nights_without_end, plan_path, read_plan, read_verdict
 from nightbridge.repos.checkouts import old_changed_trees, unfinished
 from nightbridge.repos.environments import unneeded_bases
-from nightbridge.slurm.attempt_files import ATTEMPT_FILE, JOB_SCRIPT
+from nightbridge.slurm.attempt_files import ATTEMPT_FILE, JOB_SCRIPT, last_attempt
 from nightbridge.slurm.attempts import ENDED_FILE
 from nightbridge.slurm.script import EXIT_CODE
 from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.transfers import in_parallel
 
 DAY_SECONDS = 24 * 3600.0
 
@@ -347,8 +350,8 @@ def remove_images(workspace: Path, images: Path, removals: Sequence[Removal]) ->
 def find_old_run_folders(workspace: Path, policy: Policy, open_store: Callable[[], ObjectStore]) -> list[Removal]:
     """What runs wrote that `policy` does not keep; nothing is removed.
 
-    A run's folder goes once its last attempt is stored, for nothing else has its checkpoints. None goes that a live job
-    names, or whose night is at work: its records keep the job from being submitted again.
+    A run's folder goes once its last attempt is stored and judged, for nothing else has its checkpoints. None goes that
+    a live job names, or whose night is at work or has no end: its records keep the job from being submitted again.
 
     Raises:
         PermanentError: The workspace is another user's, or the store refuses us.
@@ -356,15 +359,18 @@ def find_old_run_folders(workspace: Path, policy: Policy, open_store: Callable[[
     """
     if policy.run_days is None:
         return []
-    runs, latest = workspace.absolute() / "runs", time.time() - policy.run_days * DAY_SECONDS
-    used, is_at_work = text_of_live_jobs(workspace), _nights_at_work(workspace)
-    ends = {folder: end for folder in runs.glob("[!.]*") if (end := _ended_at(folder)) is not None and end < latest}
-    idle = [folder for folder in ends if folder.name not in used and not is_at_work(folder.name)]
-    store = open_store() if idle else None
-    stored = (folder for folder in idle if store and _is_stored(store, folder))
-    old = _still_there(lambda path: Removal.candidate(path, size_of(path), ends[path]), stored)
+    runs = workspace.absolute() / "runs"
+    used, at_work = text_of_live_jobs(workspace), _nights_at_work(workspace)
+    ages = {folder: age for folder in runs.glob("[!.]*") if (age := _days_since_end(folder)) > policy.run_days}
+    idle = [folder for folder in ages if folder.name not in used and not _is_of(folder.name, at_work)]
+    if idle:
+        store = open_store()
+        unended = nights_without_end(store)
+        idle = [folder for folder in idle if not _is_of(folder.name, unended)]
+        idle = [*compress(idle, in_parallel(partial(_is_judged, store), idle))]
+    old = _still_there(_folder, idle)
     return [
-        *(removal.model_copy(update={"reason": "stored, and ended then"}) for removal in old),
+        *(run.model_copy(update={"reason": f"stored, and ended {ages[run.path]:.0f} days ago"}) for run in old),
         *old_leftovers(runs.glob(".*.tmp"), "left by an interrupted prune"),
     ]
 
@@ -378,39 +384,57 @@ def remove_run_folders(workspace: Path, removals: Sequence[Removal]) -> list[Rem
     removed = []
     for removal in removals:
         folder = removal.path
-        if not removal.is_unused or _nights_at_work(workspace)(folder.name):
+        if not removal.is_unused or _is_of(folder.name, _nights_at_work(workspace)):
             continue
         # The name of a leftover: if this is killed, the next one removes the rest.
         aside = folder if folder.name.startswith(".") else folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
-        folder.rename(aside)
+        try:
+            folder.rename(aside)
+        except FileNotFoundError:  # another prune has it
+            continue
+        os.utime(aside)  # as a leftover it is young: another prune leaves it to this one
         # A night shows that it lives before it looks for its runs: one that began meanwhile is seen, or has seen none.
-        if _nights_at_work(workspace)(folder.name):
+        if _is_of(folder.name, _nights_at_work(workspace)):
             aside.rename(folder)
             continue
         remove_tree(aside)
-        removed.append(removal)
+        if not aside.exists():
+            removed.append(removal)
     return removed
 
 
-def _ended_at(folder: Path) -> float | None:
-    """Unix time at which the last attempt of a run was seen to have ended; None unless all have."""
+def _days_since_end(folder: Path) -> float:
+    """Days since the last attempt of a run was seen to have ended; 0 unless all have, and for a link to elsewhere."""
+    if folder.is_symlink():
+        return 0.0
     try:
-        return max((attempt / ENDED_FILE).stat().st_mtime for attempt in folder.glob("a[1-9]*"))
+        end = max((attempt / ENDED_FILE).stat().st_mtime for attempt in folder.glob("a[1-9]*"))
     except (OSError, ValueError):
-        return None
+        return 0.0
+    return (time.time() - end) / DAY_SECONDS
 
 
-def _is_stored(store: ObjectStore, folder: Path) -> bool:
-    newest = max(int(attempt.name[1:]) for attempt in folder.glob("a[1-9]*"))
-    return any(prefix.endswith(f"/a{newest}") for prefix in committed_attempts(store, folder.name))
+def _is_judged(store: ObjectStore, folder: Path) -> bool:
+    """Whether the store has the last attempt of a run, and its verdict: a search without one runs it again."""
+    prefix = (committed_attempts(store, folder.name) or ("",))[-1]
+    if not prefix.endswith(f"/a{last_attempt(folder)}"):
+        return False
+    with suppress(DamagedData):
+        verdict = read_verdict(store, folder.name, prefix.split("/")[2])
+        return verdict is not None and verdict.prefix == prefix
+    return False
 
 
-def _nights_at_work(workspace: Path) -> Callable[[str], bool]:
-    """Whether a run may be one of a night whose process lives: by its key, which names the night."""
+def _nights_at_work(workspace: Path) -> list[str]:
+    """The nights whose process lives; empty for one that has no plan yet, or a search: it may have any run."""
     alive = [path.stem for path in alive_path(workspace, "").parent.glob("*.alive") if is_alive(workspace, path.stem)]
     plans = [read_plan(plan_path(workspace, flow_run)) for flow_run in alive]
-    nights = [plan.start.night if plan else "" for plan in plans]  # one that has no plan yet may be any night
-    return lambda run_key: any(f"-{night}-" in run_key or not night for night in nights)
+    return [plan.start.night if plan else "" for plan in plans]
+
+
+def _is_of(run_key: str, nights: Iterable[str]) -> bool:
+    """Whether a run may be one of these nights, by its key, which names its own."""
+    return any(f"-{night}-" in run_key or not night for night in nights)
 
 
 def find_old(site: Site, policy: Policy, open_store: Callable[[], ObjectStore]) -> Old:

@@ -304,6 +304,13 @@ def newest_first(store: ObjectStore) -> Iterator[Night]:
     return filter(None, (read_night(store, folder) for _, folder in _folders(store, "nights/")))
 
 
+def nights_without_end(store: ObjectStore) -> set[str]:
+    """The ids of the nights that have begun and have no end, so that whoever starts one again goes on with it."""
+    records = list(filter(None, (_RECORD.fullmatch(item.key) for item in store.list("nights/"))))
+    ended = {record[1] for record in records if record[3] == "ended"}
+    return {record[2] for record in records if record[1] not in ended}
+
+
 def find_run(store: ObjectStore, name: str) -> str:
     """The run key that a name means.
 

@@ -12,11 +12,20 @@ import pytest
 
 from nightbridge.cli.main import run
 from nightbridge.errors import PermanentError
-from nightbridge.images.enroot import scratch_name, unfinished
+from nightbridge.images.enroot import remove_tree, scratch_name, unfinished
 from nightbridge.images.image import add_workspace_ref
-from nightbridge.models import ImageImport, Scenario, Site, StoreSettings, utc_now
+from nightbridge.models import (
+    ImageImport,
+    NightReport,
+    Scenario,
+    Site,
+    StoreSettings,
+    Verdict,
+    VerdictStatus,
+    utc_now,
+)
 from nightbridge.nights.liveness import alive
-from nightbridge.nights.records import NightPlan, NightStart, write_plan
+from nightbridge.nights.records import NightPlan, NightStart, record_end, record_start, write_plan
 from nightbridge.prune import (
     DAY_SECONDS,
     Policy,
@@ -32,6 +41,7 @@ from nightbridge.prune import (
     remove_run_folders,
     size_of,
 )
+from nightbridge.slurm.attempt_files import note_waiting
 from nightbridge.store.protocol import open_store
 from tests.hostile import deep_folders
 
@@ -389,9 +399,12 @@ def old_run(place: Place, digit: str, days: float = 20, *, ended: bool = True, s
         (attempt / "ended.json").write_text("{}")
         place.age(attempt / "ended.json", days)
     for number in stored:
-        manifest = place.workspace / f"store/runs/llama-small/{OLD_NIGHT}/{run_key}/a{number}/manifest.json"
+        prefix = f"runs/llama-small/{OLD_NIGHT}/{run_key}/a{number}"
+        manifest = place.workspace / "store" / prefix / "manifest.json"
         manifest.parent.mkdir(parents=True)
         manifest.write_text("{}")
+        verdict = Verdict(test_id="t", night=OLD_NIGHT, run_key=run_key, prefix=prefix, status=VerdictStatus.PASSED)
+        (manifest.parents[1] / "verdict.json").write_text(verdict.model_dump_json())
     place.age(attempt.parent, days)
     return attempt.parent
 
@@ -399,6 +412,17 @@ def old_run(place: Place, digit: str, days: float = 20, *, ended: bool = True, s
 def run_folders(place: Place, days: float | None = 14) -> list[Removal]:
     settings = StoreSettings(url=f"file://{place.workspace}/store")
     return find_old_run_folders(place.workspace, Policy(run_days=days), lambda: open_store(settings))
+
+
+def old_night(place: Place) -> NightStart:
+    return NightStart(
+        night=OLD_NIGHT,
+        scenario="s",
+        cluster="c",
+        workspace=place.workspace,
+        begun_at=utc_now(),
+        flow_run="f1",
+    )
 
 
 def test_what_runs_wrote_goes_once_it_is_stored_and_old_and_only_where_a_limit_is_set(place: Place) -> None:
@@ -412,7 +436,7 @@ def test_what_runs_wrote_goes_once_it_is_stored_and_old_and_only_where_a_limit_i
     found = run_folders(place)
 
     assert run_folders(place, None) == []
-    assert [(removal.path, removal.reason) for removal in found] == [(old, "stored, and ended then")]
+    assert [(removal.path, removal.reason) for removal in found] == [(old, "stored, and ended 20 days ago")]
     assert found[0].size >= 1_000_000
     assert remove_run_folders(place.workspace, found) == found
     assert {*old.parent.iterdir()} == {young, at_work, unstored, again}
@@ -421,15 +445,7 @@ def test_what_runs_wrote_goes_once_it_is_stored_and_old_and_only_where_a_limit_i
 def test_the_runs_of_a_night_at_work_stay_and_so_do_those_that_a_live_job_names(place: Place) -> None:
     run, named = old_run(place, "a"), old_run(place, "b")
     place.attempt(f"train --load {named}/a1/weights\n")
-    start = NightStart(
-        night=OLD_NIGHT,
-        scenario="s",
-        cluster="c",
-        workspace=place.workspace,
-        begun_at=utc_now(),
-        flow_run="f1",
-        tests=(),
-    )
+    start = old_night(place)
     found = run_folders(place)
 
     with alive(place.workspace, "f1"):
@@ -443,6 +459,89 @@ def test_the_runs_of_a_night_at_work_stay_and_so_do_those_that_a_live_job_names(
         assert [removal.path for removal in run_folders(place)] == [run]
 
     assert [removal.path for removal in found] == [run]
+
+
+def test_the_runs_of_a_night_without_an_end_stay(place: Place) -> None:
+    """It was killed: whoever starts it again goes on with what its runs left."""
+    run = old_run(place, "a")
+    start, store = old_night(place), open_store(StoreSettings(url=f"file://{place.workspace}/store"))
+    record_start(store, start)
+
+    assert run_folders(place) == []
+    record_end(store, NightReport(scenario=start.scenario, night=start.night, verdicts=()))
+    assert [removal.path for removal in run_folders(place)] == [run]
+
+
+@pytest.mark.parametrize("verdict_of", [None, "a2"])
+def test_a_run_that_is_stored_and_not_judged_stays(place: Place, verdict_of: str | None) -> None:
+    """A search would run it again."""
+    run = old_run(place, "a")
+    verdict = next(place.workspace.glob(f"store/runs/*/*/{run.name}/verdict.json"))
+    text = verdict.read_text()
+    verdict.unlink()
+    if verdict_of:
+        verdict.write_text(text.replace("/a1", f"/{verdict_of}"))
+
+    assert run_folders(place) == []
+
+
+def test_a_run_that_waited_for_the_store_after_its_end_goes_as_well(place: Place) -> None:
+    run = old_run(place, "a")
+    note_waiting(run.name, place.workspace, "the store")
+    note_waiting(run.name, place.workspace, None)
+
+    found = run_folders(place)
+
+    assert remove_run_folders(place.workspace, found) == found != []
+
+
+def test_what_one_prune_removes_another_does_not_take_for_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = old_run(place, "a")
+    found = run_folders(place)
+    others: list[list[Removal]] = []
+
+    def removed(folder: Path) -> None:
+        others.append(run_folders(place))
+        remove_tree(folder)
+
+    monkeypatch.setattr("nightbridge.prune.remove_tree", removed)
+
+    assert remove_run_folders(place.workspace, found) == found
+    assert others == [[]]
+    assert not run.exists()
+
+
+def test_what_cannot_be_removed_is_not_said_to_be(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    old_run(place, "a")
+    found = run_folders(place)
+    monkeypatch.setattr("nightbridge.prune.remove_tree", lambda folder: None)
+
+    assert remove_run_folders(place.workspace, found) == []
+
+
+def test_folders_deeper_than_python_goes_are_removed(place: Place) -> None:
+    run = old_run(place, "a")
+    deep_folders(run / "a1/deep", levels=1500)
+    found = run_folders(place)
+
+    assert remove_run_folders(place.workspace, found) == found != []
+    assert [*run.parent.iterdir()] == []
+
+
+def test_a_run_that_somebody_put_elsewhere_stays_there(place: Place, tmp_path: Path) -> None:
+    run = old_run(place, "a")
+    run.symlink_to(run.rename(tmp_path / "elsewhere"))
+
+    assert run_folders(place) == []
+
+
+def test_a_copy_that_somebody_made_of_an_attempt_is_none(place: Place) -> None:
+    run = old_run(place, "a")
+    (run / "a1-copy").mkdir()
+    (run / "a1-copy/ended.json").write_text("{}")
+    place.age(run / "a1-copy/ended.json", 20)
+
+    assert [removal.path for removal in run_folders(place)] == [run]
 
 
 def test_a_run_whose_night_begins_while_it_is_removed_is_put_back(
