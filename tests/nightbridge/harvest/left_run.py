@@ -94,8 +94,12 @@ class LeftRun:
         return store_run(request, measured, metrics_parquet(self.metrics), store, secrets, on_progress)
 
 
-def make_run(folder: Path, policy: str = "last", shard_size: int = 3 * MIB) -> LeftRun:
-    """Write a run below `folder` and return it: two checkpoints, the older whole, a newer whole, one unfinished."""
+def make_run(folder: Path, policy: str = "last", shard_size: int = 3 * MIB, rest: int | None = None) -> LeftRun:
+    """Write a run below `folder` and return it: two checkpoints, the older whole, a newer whole, one unfinished.
+
+    The first shard of each has three times `shard_size`, in bytes; the others have `rest`, or else `shard_size` itself.
+    """
+    other = shard_size if rest is None else rest
     chance = random.Random(7)
     spec = _spec(policy)
     attempt_dir = folder / "runs" / spec.run_key / "a1"
@@ -111,7 +115,7 @@ def make_run(folder: Path, policy: str = "last", shard_size: int = 3 * MIB) -> L
     for iteration in (20, 40, 60):
         checkpoint = save_dir / f"iter_{iteration:07d}"
         # The first is large enough to be sent in parts.
-        sizes = {f"__{number}_0.distcp": shard_size * (1 if number else 3) for number in range(4)}
+        sizes = {f"__{number}_0.distcp": other if number else 3 * shard_size for number in range(4)}
         for name, content in saved_shards(sizes, chance).items():
             write(checkpoint / name, content)
         write(checkpoint / "run_config.yaml", b"a: 1\n")

@@ -657,7 +657,7 @@ def test_a_bucket_that_may_only_be_read_is_told_and_the_run_stays_uncommitted(ce
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("shard_size", [100_000, 9_000_000], ids=["whole files", "parts"])
+@pytest.mark.parametrize("shard_size", [100_000, 3_000_000], ids=["whole files", "parts"])
 def test_a_bucket_that_is_full_is_told_and_the_harvest_goes_on_once_there_is_room(
     ceph: S3Server, tmp_path: Path, shard_size: int
 ) -> None:

@@ -108,7 +108,7 @@ def test_an_object_that_was_replaced_is_found_by_its_checksum(
 
 
 def test_an_object_that_was_sent_in_parts_and_replaced_is_found(store: ObjectStore, tmp_path: Path) -> None:
-    large = make_run(tmp_path / "large", shard_size=3 << 20)
+    large = make_run(tmp_path / "large", rest=1000)
     prefix = large.harvest(store).prefix
     path = "checkpoints/iter_0000040/__0_0.distcp"
     (tmp_path / "other").write_bytes(b"z" * (9 << 20))
@@ -144,7 +144,7 @@ def test_an_object_that_is_longer_or_shorter_or_gone_is_neither_verified_nor_fet
 
 def large_run(settings: StoreSettings, folder: Path) -> str:
     """The prefix of a harvested run: one shard of three parts, others of one."""
-    return make_run(folder / "large", shard_size=6 << 20).harvest(open_store(settings)).prefix
+    return make_run(folder / "large", shard_size=6 << 20, rest=300_000).harvest(open_store(settings)).prefix
 
 
 SHARD = "checkpoints/iter_0000040/__0_0.distcp"
@@ -159,7 +159,7 @@ def test_a_body_cut_on_every_third_read_ends_no_fetch(
     with proxy_to(ceph.endpoint_url) as proxy:
         behind = open_store(settings.model_copy(update={"endpoint_url": proxy.endpoint_url}))
         cuts = random.Random(17)
-        proxy.cut = lambda _: cuts.randrange(1 << 20) if proxy.count("GET") % 3 == 0 else None
+        proxy.cut = lambda _: cuts.randrange(300_000) if proxy.count("GET") % 3 == 0 else None
 
         fetch_run(behind, prefix, tmp_path / "back")
 
@@ -487,7 +487,7 @@ def test_a_file_system_without_locks_takes_a_run_as_any_other(
     def without_locks(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    prefix, back = make_run(tmp_path / "w").harvest(directory).prefix, tmp_path / "back"
+    prefix, back = make_run(tmp_path / "w", rest=1000).harvest(directory).prefix, tmp_path / "back"
     monkeypatch.setattr(fcntl, "flock", without_locks)
     manifest = fetch_run(directory, prefix, back)
     found = {path.relative_to(back).as_posix(): path for path in back.rglob("*") if path.is_file()}
@@ -556,7 +556,7 @@ def test_a_byte_flipped_beside_a_kept_checksum_is_found_by_the_servers_etag(
 def test_a_run_stored_before_parts_had_digests_is_restored(
     directory: ObjectStore, left: LeftRun, tmp_path: Path
 ) -> None:
-    large = make_run(tmp_path / "large", shard_size=6 << 20)
+    large = make_run(tmp_path / "large", rest=1000)
     prefix = large.harvest(directory).prefix
     manifest = read_manifest(directory, prefix)
     assert manifest is not None
@@ -566,7 +566,7 @@ def test_a_run_stored_before_parts_had_digests_is_restored(
     assert (tmp_path / "back" / SHARD).read_bytes() == directory.get(f"{prefix}/{SHARD}")
 
     data = bytearray(directory.get(f"{prefix}/{SHARD}") or b"")
-    data[9 << 20] ^= 1
+    data[PART_SIZE + 1] ^= 1
     directory.put(f"{prefix}/{SHARD}", bytes(data))
     with pytest.raises(DamagedData, match="differs from the manifest"):
         fetch_run(directory, prefix, tmp_path / "other")
@@ -578,7 +578,7 @@ def test_a_run_that_was_copied_from_a_bucket_to_a_folder_is_checked_there(
     settings_of: Callable[[str], StoreSettings], directory: ObjectStore, tmp_path: Path
 ) -> None:
     bucket = open_store(settings_of("ceph"))
-    prefix = make_run(tmp_path / "large", shard_size=3 << 20).harvest(bucket).prefix
+    prefix = make_run(tmp_path / "large", rest=1000).harvest(bucket).prefix
     for found in bucket.list(prefix):
         directory.put(found.key, bucket.get(found.key) or b"")
     assert verify_run(directory, prefix) == []

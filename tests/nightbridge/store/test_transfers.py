@@ -47,16 +47,16 @@ def test_the_listener_hears_of_one_big_file_before_it_is_done(tmp_path: Path, mo
     monkeypatch.setattr(module, "INTERVAL", 0.001)
     (tmp_path / "scratch").mkdir()
     with (tmp_path / "shard").open("wb") as stream:
-        stream.truncate(200 << 20)
+        stream.truncate(40 << 20)
     seen: list[Progress] = []
 
     store = open_store(StoreSettings(url=f"file://{tmp_path}/store"))
     upload(store, "a", [Unit.of(tmp_path / "shard", "shard", "checkpoint")], (), tmp_path / "scratch", seen.append)
 
-    inside = [each.bytes_done for each in seen if 0 < each.bytes_done < 200 << 20]
+    inside = [each.bytes_done for each in seen if 0 < each.bytes_done < 40 << 20]
     assert inside
     assert inside == sorted(inside)
-    assert (seen[-1].files_done, seen[-1].bytes_done) == (1, 200 << 20)
+    assert (seen[-1].files_done, seen[-1].bytes_done) == (1, 40 << 20)
 
 
 def test_results_are_in_the_order_of_the_items_and_every_item_is_taken_once() -> None:
