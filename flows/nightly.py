@@ -277,7 +277,11 @@ def _attributed(plan: NightPlan, written: NightReport) -> NightReport:
             is_news = True
         except Exception as error:  # the verdict stands without its cause
             get_run_logger().warning("%s: no cause is known: %s", verdict.test_id, error or type(error).__name__)
-    return report(plan.start, tuple(reported.values()), plan.site, written.sweeps) if is_news else written
+    if not is_news:
+        return written
+    again = report(plan.start, tuple(reported.values()), plan.site, written.sweeps)
+    # The end that it finds in the store is this flow run's own.
+    return again.model_copy(update={"found_again": written.found_again})
 
 
 def _comes_first(run: RunSpec, runs: Sequence[RunSpec]) -> bool:

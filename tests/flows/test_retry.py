@@ -207,6 +207,7 @@ def test_a_report_says_what_was_not_searched_for_lack_of_budget(tmp_path: Path) 
     spent = make_verdict(VerdictStatus.PASSED, night="2026-11-20", confirmation_gpu_hours=8.0)
     record_end(store_of(site), NightReport(scenario="nightly", night=spent.night, verdicts=(spent,)))
     written = NightReport(scenario="nightly", night=worse.night, verdicts=(worse,), report="file:///report.html")
+    record_end(store_of(site), written)
     start = NightStart(night=worse.night, scenario="nightly", cluster="local", workspace=tmp_path, begun_at=utc_now())
     plan = NightPlan(start=start, scenario=Scenario(name="nightly", tests=()), runs=(), site=site)
 
@@ -216,6 +217,7 @@ def test_a_report_says_what_was_not_searched_for_lack_of_budget(tmp_path: Path) 
 
     reported = night()
 
+    assert not reported.found_again, "by this flow run, before the search, and by no earlier one"
     why = "no cause is known: 2026-11-21: the month's budget of 5 GPU-hours is spent"
     assert any(reason.startswith(why) for reason in reported.verdicts[0].reasons)
     assert why in html.unescape(Path(reported.report.removeprefix("file://")).read_text())
