@@ -27,6 +27,7 @@ from tests.nights.installation import SHIPPED_CRON, Installation, Worker, clone,
 from tests.nights.night import STAGES, Night, log_sizes, start_night
 from tests.real.fake_clock import FakeClock, faketime_missing_reason
 from tests.real.postgres import Postgres, postgres_missing_reason, start_postgres
+from tests.real.prefect_harness import STRAIGHT
 from tests.real.prefect_proxy import PrefectProxy, no_fault, proxy_to
 from tests.real.prefect_server import PrefectServer, make_database
 
@@ -177,6 +178,9 @@ def make_rig(
     commit_behaviour(workloads, "Wait for every rank", slow_wall=0.15)
     commit_behaviour(workloads, "Wait for every rank", workload="megatron_lm", slow_wall=0.15)
     installed.make("deploy")
+    # One reaper after another in every night that goes on by itself.
+    reaper = server.ask("GET", "deployments/name/reaper/reaper")
+    server.ask("PATCH", f"deployments/{reaper['id']}", {"job_variables": reaper["job_variables"] | STRAIGHT})
     return Rig(installed, proxy, workloads, environments)
 
 
