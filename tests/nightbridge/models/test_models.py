@@ -209,6 +209,12 @@ def test_a_value_that_was_changed_on_disk_is_refused() -> None:
 # --- what they answer ------------------------------------------------------------------------------------------------
 
 
+def test_tests_with_the_usual_policy_share_it() -> None:
+    one, other = (TestDefinition.model_validate(TEST.model_dump(exclude={"gate"})) for _ in range(2))
+
+    assert one.gate is other.gate  # a copy for each costs more than the rest of the validation
+
+
 def test_the_last_job_counts() -> None:
     first = JOB.model_copy(update={"attempt": 1})
 
