@@ -99,7 +99,8 @@ def resolve_change(change: Change, control: RunSpec, site: Site) -> dict[str, st
         InvalidInput: There is no such ref or image.
     """
     open_workspace(site.workspace)
-    test = trial_arm(control, change, 1).test
+    new = trial_arm(control, change, 1)
+    test = new.test
     named = {".": change.bridge, CORE_FOLDER: change.core}
     found = {}
     if any(named.values()):
@@ -108,7 +109,7 @@ def resolve_change(change: Change, control: RunSpec, site: Site) -> dict[str, st
             commits = current_commits(test.megatron_bridge.model_copy(update={"submodules": core}), site)
         found = {folder: commit for folder, commit in commits.items() if named[folder]}
     if change.image:
-        found["image"] = current_image(change.image, lambda: _importer(site))
+        found["image"] = current_image(new, lambda: _importer(site))
     get_run_logger().info("%s: %s", change, ", ".join(f"{name} {what}" for name, what in found.items()))
     return found
 

@@ -79,7 +79,7 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
         PermanentError: enroot is not installed, the registry refuses us, or a disk is full.
         TransientError: The registry is unreachable, or another import of this image took too long.
     """
-    written = str(spec.test.cmd_args.get("container_image") or "").strip()
+    written = _written(spec)
     if not written:
         raise InvalidInput(
             "no container_image", subject=spec.test.id, advice='Name an image, a .sqsh file, or "none" in [cmd_args]'
@@ -90,8 +90,7 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
     if is_path(written):
         return _local_image(written, site.workspace)
     find = importer or (lambda: find_enroot(site.image_import))
-    arch = _ARCH.get(str(spec.test.cmd_args.get("gpu_type")).lower())
-    reference = parse_reference(written).model_copy(update={"arch": arch})
+    reference = _reference(spec)
     digest = reference.digest
     if digest is None:
         digest = get_or_create(
@@ -102,20 +101,30 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
     return _registry_image(reference.model_copy(update={"digest": digest}), digest, images, site.workspace, find)
 
 
-def current_image(written: str, importer: Callable[[], Importer]) -> str:
-    """What an image's reference or path means at this moment: a digest, or the size and time of a file.
+def _written(spec: RunSpec) -> str:
+    return str(spec.test.cmd_args.get("container_image") or "").strip()
+
+
+def _reference(spec: RunSpec) -> ImageReference:
+    arch = _ARCH.get(str(spec.test.cmd_args.get("gpu_type")).lower())
+    return parse_reference(_written(spec)).model_copy(update={"arch": arch})
+
+
+def current_image(spec: RunSpec, importer: Callable[[], Importer]) -> str:
+    """What the image that a run names means at this moment: a digest, or the size and time of a file.
 
     Raises:
         InvalidInput: There is no such file or image.
         PermanentError: The registry refuses us.
         TransientError: The registry is unreachable.
     """
+    written = _written(spec)
     if written == NO_CONTAINER:
         return written
     if is_path(written):
         status = _existing(written).stat()
         return f"{status.st_size} {status.st_mtime_ns}"
-    reference = parse_reference(written)
+    reference = _reference(spec)
     return reference.digest or importer().digest(reference)
 
 
@@ -142,7 +151,7 @@ def check_file(path: Path) -> None:
 
 def recorded_image(spec: RunSpec, site: Site) -> Image | None:
     """What the file was that a run names with `container_image`, whether or not it is there now; None if not known."""
-    written = str(spec.test.cmd_args.get("container_image") or "").strip()
+    written = _written(spec)
     path = Path(written).expanduser().absolute()
     sidecar = _sidecar(path, site.workspace)
     record = read_model(sidecar, ImageRecord, what="not the record of an image", advice="Remove it")

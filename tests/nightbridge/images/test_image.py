@@ -228,8 +228,8 @@ def test_what_a_tag_or_a_file_means_at_this_moment(site: Site, enroot: Any, tmp_
 
     def look() -> list[str]:
         path.write_bytes(tiny_image)
-        fixed = (f"nvcr.io/nvidia/nemo@sha256:{HEX}", "none")
-        return [current_image(written, lambda: find_enroot(site.image_import)) for written in (NEMO, str(path), *fixed)]
+        written = (NEMO, str(path), f"nvcr.io/nvidia/nemo@sha256:{HEX}", "none")
+        return [current_image(make_image_spec(each), lambda: find_enroot(site.image_import)) for each in written]
 
     before = look()
     enroot.set_digest("sha256:" + "cd" * 32)
@@ -238,6 +238,14 @@ def test_what_a_tag_or_a_file_means_at_this_moment(site: Site, enroot: Any, tmp_
     assert before[0] == f"sha256:{HEX}"
     assert [one != other for one, other in zip(before, after, strict=True)] == [True, True, False, False]
     assert not site.workspace.exists()
+
+
+def test_what_a_tag_means_is_asked_for_the_processor_of_the_nodes(site: Site, enroot: Any) -> None:
+    """Of one for aarch64 alone, a login node with another processor would be told that there is none."""
+    current_image(make_image_spec(NEMO, gpu_type="gb200"), lambda: find_enroot(site.image_import))
+
+    (call,) = enroot.calls("digest")
+    assert call.startswith("digest --arch aarch64 ")
 
 
 def test_many_who_ask_at_once_make_one_import(site: Site, enroot: Any) -> None:
