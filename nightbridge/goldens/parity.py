@@ -315,7 +315,7 @@ def compare_runs(
     for tag in TAGS:
         left, right = curve_of(a, tag), curve_of(b, tag)
         if left or right or tag == LOSS:
-            found = compare_curves(left, right, tag, bands or DEFAULT_BANDS)
+            found = compare_curves(left, right, tag, (tag == LOSS and bands) or DEFAULT_BANDS)
             curves.append(found.model_copy(update={"of_log": _of_log(a, b, tag)}))
     losses = curve_of(a, LOSS), curve_of(b, LOSS)
     faults = tuple(f"{name or 'a run'} has no {LOSS}" for name, loss in zip(names, losses, strict=True) if not loss)

@@ -138,6 +138,15 @@ class TestRuns:
         assert not found.faults_of("convergence")
         assert not found.same_numerics
 
+    def test_bands_of_the_loss_say_nothing_of_other_quantities(self, loss: dict[int, float]) -> None:
+        noisy = {step: value * (1 + 0.01 * (-1) ** step) for step, value in loss.items()}
+        runs = table(lm_loss=loss, grad_norm=loss), table(lm_loss=noisy, grad_norm=noisy)
+
+        usual, own = compare_runs(*runs).curves, compare_runs(*runs, bands=LEAST_BANDS).curves
+
+        assert own[0].faults != usual[0].faults
+        assert own[1] == usual[1]
+
     def test_a_grad_norm_that_is_not_finite_breaks_both(self, loss: dict[int, float]) -> None:
         broken = table(lm_loss=loss, grad_norm=loss | {9: math.nan})
 
