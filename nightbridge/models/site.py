@@ -380,8 +380,8 @@ class ClusterLimits(Model):
 
     @property
     def has_partition(self) -> bool:
-        """Whether there is the partition that jobs go to; true where that is not known."""
-        return not (self.partition and self.partitions) or self.partition in self.partitions
+        """Whether there is the partition that jobs go to, or each of a list; true where that is not known."""
+        return not (self.partition and self.partitions) or {*self.partition.split(",")} <= {*self.partitions}
 
     @property
     def has_account(self) -> bool:

@@ -714,6 +714,7 @@ def test_images_are_accepted_in_every_form_that_people_write(image: str) -> None
     ("rule", "limits", "expected"),
     [
         ("partition-exists", {"partition": "bach", "partitions": ("batch",)}, "no partition 'bach'; name batch"),
+        ("partition-exists", {"partition": "batch,bach", "partitions": ("batch",)}, "no partition 'batch,bach'"),
         ("account-allowed", {"account": "me", "accounts": ("llm", "perf")}, "these may: llm, perf"),
         ("resources-exist", {"gres": ("gpu",)}, "no resource 'shard', but gpu"),
         ("resources-exist", {"gres": ()}, "none at all"),
@@ -723,6 +724,12 @@ def test_what_the_site_does_not_have_is_refused(rule: str, limits: dict[str, Any
     found = broken(make_test({"gres": "shard:2"}), ROOMY.model_copy(update=limits))
 
     assert expected in found[rule]
+
+
+def test_jobs_may_go_to_whichever_of_several_partitions_starts_them_first() -> None:
+    limits = ROOMY.model_copy(update={"partition": "batch,short", "partitions": ("batch", "long", "short")})
+
+    assert "partition-exists" not in broken(make_test(), limits)
 
 
 def test_what_the_site_does_not_say_is_no_reason_to_refuse() -> None:
