@@ -355,6 +355,20 @@ def test_the_error_of_a_log_and_its_last_lines_are_shown(nightbridge: Program, t
     assert out.splitlines() == ["error: ValueError: nodata (rank 0)", *lines[-30:-1], "[rank0]: ValueError: nodata"]
 
 
+@pytest.mark.parametrize("command", ["status", "logs"])
+def test_a_run_that_only_the_store_has_any_more_is_said_to_be_there(
+    nightbridge: Program, tmp_path: Path, command: str
+) -> None:
+    record = builders.commit_run(open_store(StoreSettings(url=f"file://{tmp_path}/store")), builders.make_record())
+    run_key = record.spec.run_key
+
+    code, _, err = nightbridge(command, run_key, "--workspace", str(tmp_path))
+
+    assert code == 2
+    assert f"{run_key}: the store has this run, and the workspace nothing of it any more" in err
+    assert f"`nightbridge fetch {run_key} DEST --only logs`" in err
+
+
 def test_the_log_is_that_of_the_job_that_claimed_the_attempt_and_not_of_the_one_that_came_too_late(
     nightbridge: Program, tmp_path: Path
 ) -> None:
