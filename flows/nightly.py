@@ -5,7 +5,7 @@ point beside it.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ from nightbridge.tasks.night import (
     workspace_of,
 )
 from nightbridge.tasks.report import report
+from nightbridge.tasks.site import store_of
 
 MAX_RUNS_AT_ONCE = 64
 """Runs of one night that are followed at once; each is a thread that mostly waits."""
@@ -271,6 +272,8 @@ def _attributed(plan: NightPlan, written: NightReport) -> NightReport:
             attribute(verdict.test_id, AttributionRequest(budget=budget, run_key=verdict.run_key), plan.site)
             is_news = True
         except PermanentError as error:  # such as a budget that is spent
+            if _is_answered(verdict, plan.site):
+                continue
             why = f"no cause is known: {' '.join(str(error).split())}"
             get_run_logger().warning("%s: %s", verdict.test_id, why)
             reported[verdict.run_key] = verdict.model_copy(update={"reasons": (*verdict.reasons, why)})
@@ -282,6 +285,15 @@ def _attributed(plan: NightPlan, written: NightReport) -> NightReport:
     again = report(plan.start, tuple(reported.values()), plan.site, written.sweeps)
     # The end that it finds in the store is this flow run's own.
     return again.model_copy(update={"found_again": written.found_again})
+
+
+def _is_answered(verdict: Verdict, site: Site) -> bool:
+    """Whether the report has the answer of a search, such as this night's before it was started again."""
+    from nightbridge.attribution.result import result_for
+
+    with suppress(NightbridgeError):
+        return result_for(store_of(site), verdict, site.cluster.name) is not None
+    return False
 
 
 def _comes_first(run: RunSpec, runs: Sequence[RunSpec]) -> bool:

@@ -8,6 +8,7 @@ import html
 import os
 import time
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import httpx
@@ -19,9 +20,21 @@ from prefect.flow_engine import run_flow
 from prefect.states import AwaitingRetry, Completed
 
 from examples.practice.repositories import PracticeRepositories, commit_behaviour
+from nightbridge.attribution.plan import keep_plan
+from nightbridge.attribution.result import evaluate, keep_result
 from nightbridge.flows.final_states import result_of
 from nightbridge.flows.nightly import _attributed, _verdict_of, nightly
-from nightbridge.models import NightReport, RunSpec, Scenario, Site, StoreSettings, Verdict, VerdictStatus, utc_now
+from nightbridge.models import (
+    Comparison,
+    NightReport,
+    RunSpec,
+    Scenario,
+    Site,
+    StoreSettings,
+    Verdict,
+    VerdictStatus,
+    utc_now,
+)
 from nightbridge.models.site import Budget
 from nightbridge.nights.records import NightPlan, NightStart, NightTest, find_nights, record_end, record_start
 from nightbridge.slurm.attempt_files import AttemptContext
@@ -29,7 +42,7 @@ from nightbridge.slurm.attempts import AttemptRequest, choose_attempt, next_atte
 from nightbridge.store.protocol import open_store
 from nightbridge.tasks.context import NightContext
 from nightbridge.tasks.site import store_of
-from tests.builders import make_job, make_record, make_verdict
+from tests.builders import ATTRIBUTION_PLAN, exchange_runs, make_job, make_record, make_verdict
 from tests.flows.practice_night import SAMPLES, Entry, write_scenario, write_site
 
 
@@ -200,24 +213,45 @@ def test_a_night_whose_search_for_the_cause_is_cut_short_keeps_its_report(
     assert searched == [worse.test_id]
 
 
-@pytest.mark.usefixtures("flows_here")
-def test_a_report_says_what_was_not_searched_for_lack_of_budget(tmp_path: Path) -> None:
-    worse = make_verdict(VerdictStatus.REGRESSED, night="2026-11-21", further_runs=2)
-    site = Site(workspace=tmp_path, budget=Budget(month=5, attribution=1))
+def written_and_reported(site: Site) -> tuple[NightReport, NightReport]:
+    """The report of a night in which a test became slower, and that after the search, where the month has nothing left."""
+    slower = Comparison(
+        metric="step_time", unit="s", lower_is_better=True, value=1.08, baseline=1.0, threshold=0.05, status="regressed"
+    )
+    its_own: dict[str, Any] = {"series": ATTRIBUTION_PLAN.series, "comparisons": (slower,), "further_runs": 2}
+    worse = make_verdict(VerdictStatus.REGRESSED, night="2026-11-21", **its_own)
     spent = make_verdict(VerdictStatus.PASSED, night="2026-11-20", confirmation_gpu_hours=8.0)
     record_end(store_of(site), NightReport(scenario="nightly", night=spent.night, verdicts=(spent,)))
     written = NightReport(scenario="nightly", night=worse.night, verdicts=(worse,), report="file:///report.html")
     record_end(store_of(site), written)
-    start = NightStart(night=worse.night, scenario="nightly", cluster="local", workspace=tmp_path, begun_at=utc_now())
+    begun = {"cluster": site.cluster.name, "workspace": site.workspace, "begun_at": utc_now()}
+    start = NightStart(night=worse.night, scenario="nightly", **begun)
     plan = NightPlan(start=start, scenario=Scenario(name="nightly", tests=()), runs=(), site=site)
 
     @flow
     def night() -> NightReport:
         return _attributed(plan, written)
 
-    reported = night()
+    return written, night()
+
+
+@pytest.mark.usefixtures("flows_here")
+def test_a_report_says_what_was_not_searched_for_lack_of_budget(tmp_path: Path) -> None:
+    _, reported = written_and_reported(Site(workspace=tmp_path, budget=Budget(month=5, attribution=1)))
 
     assert not reported.found_again, "by this flow run, before the search, and by no earlier one"
     why = "no cause is known: 2026-11-21: the month's budget of 5 GPU-hours is spent"
     assert any(reason.startswith(why) for reason in reported.verdicts[0].reasons)
     assert why in html.unescape(Path(reported.report.removeprefix("file://")).read_text())
+
+
+@pytest.mark.usefixtures("flows_here")
+def test_a_report_keeps_the_answer_of_a_search_that_has_spent_the_budget(tmp_path: Path) -> None:
+    """As of a night that is started again."""
+    site = Site(workspace=tmp_path, budget=Budget(month=5, attribution=1))
+    asked = keep_plan(store_of(site), ATTRIBUTION_PLAN.model_copy(update={"cluster": site.cluster.name}))
+    keep_result(store_of(site), evaluate(asked, exchange_runs([2])))
+
+    written, reported = written_and_reported(site)
+
+    assert reported == written
