@@ -314,7 +314,8 @@ def test_a_run_that_was_never_started(place: Place, command: str) -> None:
 
 
 def test_a_retry_delay_that_is_no_number(place: Place) -> None:
-    finished = place.nightbridge("run", place.test, NIGHTBRIDGE_RETRY_DELAY="soon")
+    # It is read as the stages are loaded, which the process of the tests may have done before.
+    finished = place.program("run", place.test, NIGHTBRIDGE_RETRY_DELAY="soon")
 
     assert the_message(finished, INVALID).startswith(
         "nightbridge: NIGHTBRIDGE_RETRY_DELAY=soon: not a number of seconds"
