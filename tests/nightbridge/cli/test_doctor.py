@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import threading
@@ -321,4 +322,5 @@ def test_a_clock_that_is_far_from_the_file_server_s_is_bad(
     found = findings_of(Site(workspace=tmp_path))["workspace"]
 
     assert found.healthy is healthy
-    assert ("this host's clock and that of its files are 60 s apart" in found.what) is not healthy
+    # 59 or 61 where the machine stood still meanwhile.
+    assert bool(re.search(r"this host's clock and that of its files are \d\d s apart", found.what)) is not healthy
