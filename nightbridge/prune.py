@@ -389,10 +389,10 @@ def remove_run_folders(workspace: Path, removals: Sequence[Removal]) -> list[Rem
         # The name of a leftover: if this is killed, the next one removes the rest.
         aside = folder if folder.name.startswith(".") else folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
         try:
+            os.utime(folder)  # it is young now, also under its new name: another prune leaves it to this one
             folder.rename(aside)
-        except FileNotFoundError:  # another prune has it
+        except (FileNotFoundError, PermissionError):  # another one has it, or it is another user's
             continue
-        os.utime(aside)  # as a leftover it is young: another prune leaves it to this one
         # A night shows that it lives before it looks for its runs: one that began meanwhile is seen, or has seen none.
         if _is_of(folder.name, _nights_at_work(workspace)):
             aside.rename(folder)

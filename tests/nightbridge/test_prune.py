@@ -511,6 +511,24 @@ def test_what_one_prune_removes_another_does_not_take_for_left(place: Place, mon
     assert not run.exists()
 
 
+def test_what_another_user_left_stays_where_it_is(place: Place, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    run = old_run(place, "a")
+    found = run_folders(place)
+    os.chown(run.parent, 65534, 65534)
+    for parent in (tmp_path, *list(tmp_path.parents)[:3]):
+        parent.chmod(parent.stat().st_mode | 0o011)
+
+    os.seteuid(65534)
+    try:
+        assert remove_run_folders(place.workspace, found) == []
+    finally:
+        os.seteuid(0)
+
+    assert (run / "a1/ended.json").exists()
+
+
 def test_what_cannot_be_removed_is_not_said_to_be(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     old_run(place, "a")
     found = run_folders(place)
