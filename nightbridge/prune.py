@@ -365,8 +365,8 @@ def find_old_run_folders(workspace: Path, policy: Policy, open_store: Callable[[
     idle = [folder for folder in ages if folder.name not in used and not _is_of(folder.name, at_work)]
     if idle:
         store = open_store()
-        unended = nights_without_end(store)
-        idle = [folder for folder in idle if not _is_of(folder.name, unended)]
+        unended = tuple(f"-{night}" for night in nights_without_end(store))
+        idle = [folder for folder in idle if not folder.name.rpartition("-")[0].endswith(unended)]
         idle = [*compress(idle, in_parallel(partial(_is_judged, store), idle))]
     old = _still_there(_folder, idle)
     return [
