@@ -42,6 +42,7 @@ from tests.real.s3_servers import (
     start_seaweedfs,
 )
 from tests.real.slurm_daemons import SlurmDaemons, missing_reason, start_slurm
+from tests.waiting import wait_until
 
 # A shell starts what runs in the background with SIGINT ignored, and every process of the tests would inherit that:
 # none could be interrupted. A signal that has a handler here has its default in them.
@@ -275,6 +276,8 @@ def resting_ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]
 def ceph(resting_ceph: S3Server) -> Iterator[S3Server]:
     """The session's Ceph. It rests between the files that use it: idle it takes a fortieth of a core all the time."""
     resting_ceph.wake()
+    # Its daemons find one another again: a write right after a long rest has once waited for two minutes.
+    wait_until(lambda: resting_ceph.takes_objects(BUCKET), "Ceph to take objects")
     yield resting_ceph
     resting_ceph.rest()
 

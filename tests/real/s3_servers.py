@@ -58,7 +58,7 @@ class S3Server:
         os.environ[self.access_variable] = self.access_key
         os.environ[self.secret_variable] = self.secret_key
 
-    def client(self) -> Any:
+    def client(self, read_timeout: float = 30) -> Any:
         """A plain boto3 client: what a test looks at the bucket with, beside the code under test."""
         return boto3.client(
             "s3",
@@ -71,7 +71,7 @@ class S3Server:
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
                 connect_timeout=5,
-                read_timeout=30,
+                read_timeout=read_timeout,
             ),
         )
 
@@ -108,6 +108,16 @@ class S3Server:
         """Let them go on."""
         for process in self.processes:
             process.send_signal(signal.SIGCONT)
+
+    def takes_objects(self, bucket: str) -> bool:
+        """Whether a bucket takes an object now."""
+        client = self.client(read_timeout=5)
+        try:
+            client.put_object(Bucket=bucket, Key="awake", Body=b"")
+            client.delete_object(Bucket=bucket, Key="awake")
+        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError):
+            return False
+        return True
 
     def stop(self) -> None:
         """Stop every process; returns when they are gone."""
@@ -251,7 +261,9 @@ def free_port() -> int:
 
 def _ceph_conf(folder: Path, mon_ports: tuple[int, int]) -> str:
     # The short intervals make pools appear in tenths of a second instead of seconds, and deleted objects free their
-    # room in seconds instead of hours. An OSD that rested for long is not taken for a dead one. Nothing else is tuned.
+    # room in seconds instead of hours. An OSD that rested for long is not taken for a dead one, and its placement groups
+    # stay readable: their lease is 0.8 of the grace, and where it ran out in a rest, requests wait for ever now and then
+    # ("waiting for readable"). Nothing else is tuned.
     return f"""[global]
 fsid = {uuid.uuid4()}
 mon initial members = a
@@ -271,6 +283,7 @@ osd crush chooseleaf type = 0
 osd objectstore = bluestore
 bluestore block size = 12884901888
 osd memory target = 1073741824
+osd heartbeat grace = 86400
 mon warn on pool no redundancy = false
 mon allow pool size one = true
 mon data avail warn = 2
