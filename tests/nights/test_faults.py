@@ -56,7 +56,7 @@ def test_a_killed_flow_is_retried_by_its_first_files_and_the_next_night_passes_t
     night.passes()
     rig.proxy.fault = at_random(SEED, 0.1)
     begin().passes()
-    assert rig.proxy.faults > 5
+    assert rig.proxy.faults > 2  # a tenth of the fifty calls of a short night, more or less
 
 
 def worker_is_killed(rig: Rig) -> None:
