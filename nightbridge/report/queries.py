@@ -16,7 +16,7 @@ from nightbridge.harvest.restore import verify_run
 from nightbridge.history.nightly_values import rows_until
 from nightbridge.history.reading import StoredSeries, find_series, read_history
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict, VerdictStatus
+from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict
 from nightbridge.nights.records import like_test, read_verdict
 from nightbridge.report.tables import point_of
 from nightbridge.store.protocol import ObjectStore
@@ -204,8 +204,8 @@ def golden_stored(store: ObjectStore, run_key: str) -> str:
 
     record = _record(store, run_key)
     verdict = read_verdict(store, run_key, record.spec.night)
-    status = verdict.status if verdict else "not judged"
-    if status not in _GOOD_TO_HOLD_TO:
+    if verdict is None or verdict.exit_code:
+        status = verdict.status if verdict else "not judged"
         raise InvalidInput(
             f"this run is {status}: whatever is compared with its values would pass",
             subject=run_key,
@@ -213,14 +213,6 @@ def golden_stored(store: ObjectStore, run_key: str) -> str:
         )
     measured = run_values(_metrics(store, run_key), record.summary, GoldenValues(format="megatron-bridge", metrics={}))
     return write_golden(measured)
-
-
-_GOOD_TO_HOLD_TO = {
-    VerdictStatus.PASSED,
-    VerdictStatus.IMPROVED,
-    VerdictStatus.NO_BASELINE,
-    VerdictStatus.INSUFFICIENT_DATA,
-}
 
 
 def parity_page_stored(store: ObjectStore, found: "Parity", gate: "ParityGate") -> str:
