@@ -25,7 +25,7 @@ from nightbridge.images.enroot import leftover_scratch_dirs, remove_tree, tempor
 from nightbridge.images.image import workspace_refs
 from nightbridge.locking import brief_lease
 from nightbridge.models import ImageImport, Model, Site
-from nightbridge.nights.liveness import alive_path, is_alive
+from nightbridge.nights.liveness import living
 from nightbridge.nights.records import nights_without_end, plan_path, read_plan, read_verdict
 from nightbridge.repos.checkouts import old_changed_trees, unfinished
 from nightbridge.repos.environments import unneeded_bases
@@ -427,8 +427,7 @@ def _is_judged(store: ObjectStore, folder: Path) -> bool:
 
 def _nights_at_work(workspace: Path) -> list[str]:
     """The nights whose process lives; empty for one that has no plan yet, or a search: it may have any run."""
-    alive = [path.stem for path in alive_path(workspace, "").parent.glob("*.alive") if is_alive(workspace, path.stem)]
-    plans = [read_plan(plan_path(workspace, flow_run)) for flow_run in alive]
+    plans = [read_plan(plan_path(workspace, flow_run)) for flow_run in living(workspace)]
     return [plan.start.night if plan else "" for plan in plans]
 
 

@@ -75,7 +75,13 @@ def is_alive(workspace: Path, flow_run: str, *, silence: float = SILENCE_SECONDS
 
 def is_any_alive(workspace: Path) -> bool:
     """Whether the process of any night or search in a workspace lives. Raises as `is_alive` does."""
-    return any(is_alive(workspace, sign.stem) for sign in alive_path(workspace, "").parent.glob("*.alive"))
+    return any(True for _ in living(workspace))
+
+
+def living(workspace: Path) -> Iterator[str]:
+    """The flow runs of nights and searches in a workspace whose process lives. Raises as `is_alive` does."""
+    signs = (path.stem for path in alive_path(workspace, "").parent.glob("*.alive"))
+    return (flow_run for flow_run in signs if is_alive(workspace, flow_run))
 
 
 def last_sign(workspace: Path, flow_run: str) -> LastSign | None:
