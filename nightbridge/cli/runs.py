@@ -156,10 +156,13 @@ def status(
         if watch:
             advice = f"`nightbridge logs -f {name}` follows it; or name its night"
             raise InvalidInput("a run, and --watch shows nights", subject=run_key, advice=advice)
-        if not attempts_of(run_key, site.workspace) and not _is_stored(run_key, site):
+        attempts = attempts_of(run_key, site.workspace)
+        if not attempts:
             advice = "`nightbridge ls` lists the runs; check --store and --workspace"
-            raise InvalidInput("no night and no run of this name", subject=f"{name} in {site.workspace}", advice=advice)
-        _show_run_status(run_key, _attempts(run_key, site), site, as_json)
+            raise _only_stored(run_key, site) or InvalidInput(
+                "no night and no run of this name", subject=f"{name} in {site.workspace}", advice=advice
+            )
+        _show_run_status(run_key, attempts, site, as_json)
 
 
 @site_options("system", "cluster", "store", "workspace")
@@ -413,20 +416,21 @@ def _attempts(run_key: str, site: "Site") -> "tuple[AttemptContext, ...]":
     return attempts
 
 
-def _is_stored(run_key: str, site: "Site") -> bool:
+def _only_stored(run_key: str, site: "Site") -> InvalidInput | None:
+    """The error about a run of which the workspace has nothing, but the store has it; None where it has not."""
     from nightbridge.harvest.manifest import committed_attempts
 
-    return bool(committed_attempts(open_site_store(site), run_key))
+    if not committed_attempts(open_site_store(site), run_key):
+        return None
+    return InvalidInput(
+        "the store has this run, and the workspace nothing of it any more",
+        subject=run_key,
+        advice=f"`nightbridge fetch {run_key} DEST --only logs` downloads its logs; `nightbridge status` of its night "
+        "shows the verdict",
+    )
 
 
 def _no_run(run_key: str, site: "Site") -> InvalidInput:
-    if _is_stored(run_key, site):
-        return InvalidInput(
-            "the store has this run, and the workspace nothing of it any more",
-            subject=run_key,
-            advice=f"`nightbridge fetch {run_key} DEST --only logs` downloads its logs; `nightbridge status` of its "
-            "night shows the verdict",
-        )
-    return InvalidInput(
+    return _only_stored(run_key, site) or InvalidInput(
         "no run of this key", subject=f"{run_key} in {site.workspace}", advice="Check the key and --workspace"
     )
