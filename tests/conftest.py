@@ -42,7 +42,6 @@ from tests.real.s3_servers import (
     start_seaweedfs,
 )
 from tests.real.slurm_daemons import SlurmDaemons, missing_reason, start_slurm
-from tests.waiting import wait_until
 
 # A shell starts what runs in the background with SIGINT ignored, and every process of the tests would inherit that:
 # none could be interrupted. A signal that has a handler here has its default in them.
@@ -262,24 +261,15 @@ def slurm_cluster() -> Iterator[SlurmDaemons]:
     daemons.stop()
 
 
-@pytest.fixture(scope="session")
-def resting_ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A real Ceph gateway, over HTTP and HTTPS, for `ceph` to wake."""
+@pytest.fixture(scope="module")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real Ceph gateway, over HTTP and HTTPS, for one file: to start it takes less of a core than to keep it idle for a minute."""
     need(ceph_missing_reason())
-    server = start_ceph(tmp_path_factory.mktemp("ceph") / "c")
+    server = start_ceph(folder := tmp_path_factory.mktemp("ceph") / "c")
     server.make_bucket(BUCKET)
     yield server
     server.stop()
-
-
-@pytest.fixture(scope="module")
-def ceph(resting_ceph: S3Server) -> Iterator[S3Server]:
-    """The session's Ceph. It rests between the files that use it: idle it takes a fortieth of a core all the time."""
-    resting_ceph.wake()
-    # Its daemons find one another again: a write right after a long rest has once waited for two minutes.
-    wait_until(lambda: resting_ceph.takes_objects(BUCKET), "Ceph to take objects")
-    yield resting_ceph
-    resting_ceph.rest()
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

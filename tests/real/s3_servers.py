@@ -58,7 +58,7 @@ class S3Server:
         os.environ[self.access_variable] = self.access_key
         os.environ[self.secret_variable] = self.secret_key
 
-    def client(self, read_timeout: float = 30) -> Any:
+    def client(self) -> Any:
         """A plain boto3 client: what a test looks at the bucket with, beside the code under test."""
         return boto3.client(
             "s3",
@@ -71,7 +71,7 @@ class S3Server:
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
                 connect_timeout=5,
-                read_timeout=read_timeout,
+                read_timeout=30,
             ),
         )
 
@@ -98,26 +98,6 @@ class S3Server:
             secret_key=SecretRef(source="env", name=self.secret_variable),
             ca_bundle=self.ca_bundle if endpoint_url and endpoint_url.startswith("https") else None,
         )
-
-    def rest(self) -> None:
-        """Let every process stand still; what is asked of it waits."""
-        for process in self.processes:
-            process.send_signal(signal.SIGSTOP)
-
-    def wake(self) -> None:
-        """Let them go on."""
-        for process in self.processes:
-            process.send_signal(signal.SIGCONT)
-
-    def takes_objects(self, bucket: str) -> bool:
-        """Whether a bucket takes an object now."""
-        client = self.client(read_timeout=5)
-        try:
-            client.put_object(Bucket=bucket, Key="awake", Body=b"")
-            client.delete_object(Bucket=bucket, Key="awake")
-        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError):
-            return False
-        return True
 
     def stop(self) -> None:
         """Stop every process; returns when they are gone."""
@@ -261,9 +241,7 @@ def free_port() -> int:
 
 def _ceph_conf(folder: Path, mon_ports: tuple[int, int]) -> str:
     # The short intervals make pools appear in tenths of a second instead of seconds, and deleted objects free their
-    # room in seconds instead of hours. An OSD that rested for long is not taken for a dead one, and its placement groups
-    # stay readable: their lease is 0.8 of the grace, and where it ran out in a rest, requests wait for ever now and then
-    # ("waiting for readable"). Nothing else is tuned.
+    # room in seconds instead of hours; nothing else is tuned.
     return f"""[global]
 fsid = {uuid.uuid4()}
 mon initial members = a
@@ -283,13 +261,11 @@ osd crush chooseleaf type = 0
 osd objectstore = bluestore
 bluestore block size = 12884901888
 osd memory target = 1073741824
-osd heartbeat grace = 86400
 mon warn on pool no redundancy = false
 mon allow pool size one = true
 mon data avail warn = 2
 mon data avail crit = 1
 mon max pg per osd = 1000
-mon osd report timeout = 86400
 rgw gc obj min wait = 1
 rgw gc processor period = 2
 paxos propose interval = 0.05

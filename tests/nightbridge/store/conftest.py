@@ -1,4 +1,4 @@
-"""Stores of every kind, on real servers that are started once per session."""
+"""Stores of every kind, on real servers that a file or a session starts."""
 
 import uuid
 from collections.abc import Callable
