@@ -48,7 +48,8 @@ class Module:
         self.imports: dict[str, tuple[str, str]] = {}
         self.stars: list[str] = []
         self.aliases: dict[str, ast.expr] = {}
-        for statement in _statements(syntax_tree(path.read_text(encoding="utf-8", errors="replace")).body):
+        self.tree = syntax_tree(path.read_text(encoding="utf-8", errors="replace"))
+        for statement in _statements(self.tree.body):
             self.read(statement)
 
     def read(self, statement: ast.stmt) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.flags import HEAD, Choices, expands
+from nightbridge.launch.flags import HEAD, expands
 from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, PASSED, Grids, grids_of, option_of_field
-from nightbridge.launch.parser_source import Option, ProgramParser, flags_in, newest_parser, read_parser
+from nightbridge.launch.parser_source import ProgramParser, flags_in, newest_parser, read_parser
 from nightbridge.launch.resources import (
     gpus_per_node,
     nodes_for,
@@ -262,11 +262,7 @@ def _read_program(program: str, code: PinnedRepository) -> _Program:
     if program != STANDALONE or not own.is_file() or _OWN_PARSER not in own.read_text(encoding="utf-8"):
         return _Program(program, _pinned_parser(code.path, program))
     files = [file for pattern in _STANDALONE_PARSERS for file in sorted(code.path.glob(pattern))]
-    options = {
-        option: Option(values="unknown", choices=choices)
-        for file in files
-        for option, choices in flags_in(file).items()
-    }
+    options = {name: option for file in files for name, option in flags_in(file).items()}
     return _Program(program, ProgramParser(options=options), standalone=True)
 
 
@@ -287,7 +283,7 @@ def _check_known(test: TestDefinition, given: tuple[tuple[str, ...], ...], parse
         )
 
 
-def _grid_flags(code: PinnedRepository) -> Mapping[str, Choices] | frozenset[str]:
+def _grid_flags(code: PinnedRepository) -> Collection[str]:
     """The grid flags of the pinned program, read from its source."""
     for parser in GRID_PARSERS:
         if (code.path / parser).is_file():
@@ -295,7 +291,7 @@ def _grid_flags(code: PinnedRepository) -> Mapping[str, Choices] | frozenset[str
     return PUBLISHED_GRID_FLAGS
 
 
-def _grid_words(of: Grids, known: Mapping[str, Choices] | frozenset[str]) -> Iterator[str]:
+def _grid_words(of: Grids, known: Collection[str]) -> Iterator[str]:
     for name, grid, options in (
         ("encoder", of.encoder, ENCODER),
         ("language_model", of.language_model, LANGUAGE_MODEL),

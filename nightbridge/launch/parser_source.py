@@ -44,13 +44,14 @@ def known_flags(checkout: Path, launcher: Path = LAUNCHER) -> dict[str, Choices]
         InvalidInput: The checkout has no such parser, or it is not Python that can be read.
     """
     try:
-        return flags_in(checkout / launcher.with_name(_PARSER_NAME))
+        options = flags_in(checkout / launcher.with_name(_PARSER_NAME))
     except OSError as error:
         raise InvalidInput(
             f"the pinned commit has no launcher at {launcher.with_name(_PARSER_NAME)}",
             subject=str(checkout),
             advice="Pin a Megatron-Bridge commit from v0.3.0 on, or set the launcher's path in git_repos",
         ) from error
+    return {name: option.choices for name, option in options.items()}
 
 
 def passes_every_image_on(checkout: Path, launcher: Path = LAUNCHER) -> bool:
@@ -70,24 +71,22 @@ def passes_every_image_on(checkout: Path, launcher: Path = LAUNCHER) -> bool:
     return bool(modules) and not any("container_image" in ast.unparse(test) for test in tests)
 
 
-def flags_in(path: Path) -> dict[str, Choices]:
-    """Return every option string that a Python file adds to a parser, with the values it allows (None: any).
+def flags_in(path: Path) -> dict[str, "Option"]:
+    """Return every option string that a Python file adds to a parser.
 
     Raises:
         OSError: The file cannot be read.
         InvalidInput: It is not Python.
     """
     try:
-        module = syntax_tree(path.read_text(encoding="utf-8"))
+        module = Module(path.stem, path)
     except (SyntaxError, ValueError) as error:
         raise InvalidInput(f"cannot read the launcher's parser: {error}", subject=str(path)) from error
-    constants = _constants(module)
-    tested = _tested_lists(module, constants)
-    flags: dict[str, Choices] = {}
-    for node in ast.walk(module):
+    reader = _ParserReader(path.parent)
+    for node in ast.walk(module.tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
-            flags.update(dict.fromkeys(_names(node), _choices(keywords_of(node), constants, tested)))
-    return flags
+            reader.add_argument(module, node)
+    return reader.options
 
 
 def _names(call: ast.Call) -> Iterator[str]:
@@ -103,53 +102,6 @@ def _both_forms(names: Iterable[str], meta: Mapping[str, ast.expr]) -> Iterator[
         yield name
         if has_two and name.startswith("--"):
             yield f"--no-{name.removeprefix('--')}"
-
-
-def _constants(module: ast.Module) -> dict[str, tuple[str, ...]]:
-    """The module's own lists and tables of texts, by name; of a table, its keys."""
-    found: dict[str, tuple[str, ...]] = {}
-    for node in module.body:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            values = _texts(node.value)
-            if values is not None:
-                found[node.targets[0].id] = values
-    return found
-
-
-def _texts(node: ast.expr) -> tuple[str, ...] | None:
-    items = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", None)
-    if items is None or not all(isinstance(item, ast.Constant) for item in items):
-        return None
-    return tuple(str(item.value) for item in items if isinstance(item, ast.Constant))
-
-
-def _tested_lists(module: ast.Module, constants: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Type functions that raise for anything but members of lists of the module, by name.
-
-    Only a word that is tested as it is counts: one that is lower-cased first may be written in other ways.
-    """
-    tested: dict[str, tuple[str, ...]] = {}
-    for function in module.body:
-        if not isinstance(function, ast.FunctionDef):
-            continue
-        nodes = list(ast.walk(function))
-        tests = [node for node in nodes if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In)]
-        lists = [node.comparators[0] for node in tests if isinstance(node.left, ast.Name)]
-        names = [node.id for node in lists if isinstance(node, ast.Name) and node.id in constants]
-        if names and len(names) == len(tests) and any(isinstance(node, ast.Raise) for node in nodes):
-            tested[function.name] = tuple(dict.fromkeys(word for name in names for word in constants[name]))
-    return tested
-
-
-def _choices(
-    meta: Mapping[str, ast.expr], constants: dict[str, tuple[str, ...]], tested: dict[str, tuple[str, ...]]
-) -> Choices:
-    choices, kind = meta.get("choices"), meta.get("type")
-    if choices is not None:
-        if isinstance(choices, ast.Call) and isinstance(choices.func, ast.Attribute):
-            choices = choices.func.value  # TABLE.keys()
-        return constants.get(choices.id) if isinstance(choices, ast.Name) else _texts(choices)
-    return tested.get(kind.id) if isinstance(kind, ast.Name) else None
 
 
 # --- the parser of a Megatron-LM program ------------------------------------------------------------------------------
@@ -281,7 +233,7 @@ class _ParserReader:
         for call in (node for node in nodes if isinstance(node, ast.Call)):
             name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
             if name == "add_argument":
-                self._add_argument(module, call)
+                self.add_argument(module, call)
             elif name == _FACTORY:
                 self._add_fields(module, call, _excluded(call, nodes))
             elif any(isinstance(word, ast.Name) and word.id in ("parser", "group") for word in call.args):
@@ -289,7 +241,8 @@ class _ParserReader:
                 if found and isinstance(found[1], ast.FunctionDef):
                     self._read(found[0], found[1])
 
-    def _add_argument(self, module: Module, call: ast.Call) -> None:
+    def add_argument(self, module: Module, call: ast.Call) -> None:
+        """Read a call of `add_argument`."""
         option = Option.model_construct(**{**_DEFAULTS, **dict(self._settings(module, keywords_of(call)))})
         self.options.update(dict.fromkeys(_names(call), option))
 
@@ -304,24 +257,42 @@ class _ParserReader:
             yield "values", "many" if isinstance(nargs.value, int) else _NARGS.get(str(nargs.value), "unknown")
         if kind is not None:
             yield "kind", kind.id if isinstance(kind, ast.Name) and kind.id in _KINDS else "str"
+        function = module.functions.get(kind.id) if isinstance(kind, ast.Name) else None
         if choices is not None:
             yield "choices", self._choices(module, choices)
+        elif function is not None:
+            yield "choices", self._tested(module, function)
 
     def _choices(self, module: Module, node: ast.expr) -> tuple[str, ...] | None:
+        """The words of a list, or of a table's keys, in place or by its name; None where they are computed."""
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            node = node.func.value  # TABLE.keys()
         if isinstance(node, ast.Name) and (found := self.classes.find(module, node.id)):
             node = found[1] if isinstance(found[1], ast.expr) else node
-        if isinstance(node, ast.List | ast.Tuple | ast.Set):
-            words = [
-                item.value if isinstance(item, ast.Constant) else self._constant(module, item) for item in node.elts
-            ]
-            return None if None in words else tuple(map(str, words))
         if isinstance(node, ast.ListComp) and isinstance(node.generators[0].iter, ast.Name):
             return self._members(module, node.generators[0].iter.id)
-        return None
+        items = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", ())
+        words = [self._constant(module, item) for item in items]
+        return tuple(str(word.value) for word in words if word) if words and None not in words else None
 
-    def _constant(self, module: Module, node: ast.expr) -> object:
+    def _constant(self, module: Module, node: ast.expr | None) -> ast.Constant | None:
         found = self.classes.find(module, node.id) if isinstance(node, ast.Name) else None
-        return found[1].value if found and isinstance(found[1], ast.Constant) else None
+        value = found[1] if found else node
+        return value if isinstance(value, ast.Constant) else None
+
+    def _tested(self, module: Module, function: ast.FunctionDef) -> tuple[str, ...] | None:
+        """The words of a type function that raises for anything but members of lists; None for another one.
+
+        Only a word that is tested as it is counts: one that is lower-cased first may be written in other ways.
+        """
+        nodes = list(ast.walk(function))
+        tests = [node for node in nodes if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In)]
+        named = [node.comparators[0] for node in tests if isinstance(node.left, ast.Name)]
+        lists = [self._choices(module, node) for node in named if isinstance(node, ast.Name)]
+        raises = any(isinstance(node, ast.Raise) for node in nodes)
+        if not (lists and all(lists) and len(lists) == len(tests) and raises):
+            return None
+        return tuple(dict.fromkeys(word for words in lists for word in words or ()))
 
     def _members(self, module: Module, name: str) -> tuple[str, ...] | None:
         found = self.classes.find(module, name)
