@@ -134,12 +134,14 @@ class ConfigSchema(Model):
             types = fields[part]
             if ANY in types:
                 return None
-        return None if text is None or self._accepts(types, hydra_value(text)) else self._wrong_type(path, types, text)
+        if text is None or any(self._fits(kind, hydra_value(text)) for kind in types):
+            return None
+        return self._wrong_type(path, types, text)
 
     def wrong_value(self, path: str, value: object) -> str | None:
         """What is wrong with a value that a dump has at a path; None where nothing is, or where nothing is known."""
         types = self.types(path)
-        if not types or ANY in types or self._accepts(types, value):
+        if not types or ANY in types or any(self._fits(kind, value) for kind in types):
             return None
         return self._wrong_type(path, types, value)
 
@@ -167,9 +169,6 @@ class ConfigSchema(Model):
             if levels > 1:
                 yield from self._below(kinds, f"{prefix}{field}.", levels - 1)
 
-    def _accepts(self, types: tuple[str, ...], value: Any) -> bool:
-        return any(self._fits(kind, value) for kind in types)
-
     def _fits(self, kind: str, value: Any) -> bool:
         if kind in self.classes:
             definition = self.classes[kind]
@@ -188,15 +187,11 @@ class ConfigSchema(Model):
         return f"{path} is {' or '.join(dict.fromkeys(wanted))}, not {text!r}"
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 _FITS: Mapping[str, Callable[[Any], bool]] = {
     "None": lambda value: value is None,
     "bool": lambda value: isinstance(value, int),  # some of NVIDIA's own recipes write 100 for true
     "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "float": _is_number,
+    "float": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
     "str": lambda value: isinstance(value, str | int | float),
     "list": lambda value: isinstance(value, list),
     "dict": lambda value: isinstance(value, dict),
@@ -250,13 +245,9 @@ def unreadable(value: str) -> str | None:
 _RELEASED = Path(__file__).parent / "config_schemas"
 
 
-@lru_cache(maxsize=1)
-def _shipped() -> tuple[tuple[Version, Path], ...]:
-    return tuple(sorted((version_for_pin(path.stem), path) for path in _RELEASED.glob("*.json")))
-
-
 @lru_cache(maxsize=4)
 def released_schema(version: Version) -> ConfigSchema:
     """The configuration classes of the newest release that is not newer than a version; `HEAD` is a recent main."""
-    path = next((path for known, path in reversed(_shipped()) if known <= version), _shipped()[0][1])
+    shipped = sorted((version_for_pin(path.stem), path) for path in _RELEASED.glob("*.json"))
+    path = next((path for known, path in reversed(shipped) if known <= version), shipped[0][1])
     return ConfigSchema.model_validate_json(path.read_bytes())

@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 
 from nightbridge.launch.config_schema import ANY, CONTAINER, ConfigClass, ConfigSchema, released_schema
@@ -171,7 +170,9 @@ class ClassReader:
             if found and isinstance(found[1], ast.ClassDef):
                 bases.append(self.add(found[0], found[1]))
             elif name in _ENUMS:
-                self.classes[qualified] = ConfigClass(members=tuple(_members(definition)))
+                words = (each.targets[0] for each in definition.body if isinstance(each, ast.Assign))
+                members = tuple(word.id for word in words if isinstance(word, ast.Name))
+                self.classes[qualified] = ConfigClass(members=members)
                 return qualified
             elif borrowed := self._borrowed(module, name):
                 bases.append(borrowed)
@@ -265,23 +266,11 @@ class ClassReader:
                     return True
         return False
 
-    @cached_property
-    def container(self) -> tuple[Module, ast.ClassDef] | None:
-        """Where ConfigContainer is defined; None in a checkout without it."""
-        module = self.module(_CONTAINER_MODULE)
-        return (module, module.classes[_CONTAINER_NAME]) if module and _CONTAINER_NAME in module.classes else None
-
 
 def _is_configuration(definition: ast.ClassDef) -> bool:
     """Whether a value of this class is a table of fields or a word of an enumeration; other objects are opaque."""
     dataclass = any("dataclass" in ast.unparse(decorator) for decorator in definition.decorator_list)
     return dataclass or any(ast.unparse(base).rsplit(".", 1)[-1] in _ENUMS for base in definition.bases)
-
-
-def _members(definition: ast.ClassDef) -> Iterator[str]:
-    for statement in definition.body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            yield statement.targets[0].id
 
 
 def fields_of(definition: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign]]:
@@ -330,9 +319,10 @@ def read_schema(checkout: Path, version: Version | None = None) -> ConfigSchema 
     """
     others = released_schema(version) if version else None
     reader = ClassReader(checkout, others=others.classes if others else None)
-    if reader.container is None:
+    module = reader.module(_CONTAINER_MODULE)
+    if module is None or _CONTAINER_NAME not in module.classes:
         return None
-    reader.add(*reader.container)
+    reader.add(module, module.classes[_CONTAINER_NAME])
     reader.add_subclasses()
     return ConfigSchema(classes=reader.classes)
 

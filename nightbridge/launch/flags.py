@@ -225,28 +225,25 @@ SPELLINGS: Mapping[str, Flag] = {
 TEST_FLAGS: Mapping[str, Flag] = {flag.field: flag for flag in FLAGS if flag.source == "test"}
 """The keys of `[cmd_args]`."""
 
-_WAITING_ONLY_KEYS = (
+_WAITING_ONLY = (
     *("retry_on_testing_failure", "golden_values_path", "timing_threshold", "skip_first_percent_time"),
     *("eval_time_start_step", "eval_time_end_step", "correlation_threshold", "high_loss_tolerance"),
     *("medium_loss_tolerance", "low_loss_tolerance", "final_loss_tolerance", "max_outlier_ratio"),
     *("outlier_threshold", "skip_first_percent_loss", "memory_threshold"),
 )
-_WAITING_ONLY = "is read by a launcher that waits for the job; nightbridge's own gate is the [gate] table"
 
 NO_EFFECT: Mapping[str, str] = {
     "fp8_recipe": "has no flag in any launcher since v0.3; compute_dtype names the recipe (fp8_cs, fp8_mx, fp8_sc)",
     "log_dir": "is not passed on: every attempt has a directory of its own, and the logs are harvested from it",
     "detach": "is not passed on: the launcher always returns after submitting, and nightbridge watches the job",
-    **dict.fromkeys(_WAITING_ONLY_KEYS, _WAITING_ONLY),
+    **dict.fromkeys(
+        _WAITING_ONLY, "is read by a launcher that waits for the job; nightbridge's own gate is the [gate] table"
+    ),
 }
 """Keys of `[cmd_args]` that are accepted and do nothing here, with the reason."""
 
 
 # --- values that a flag allows, per version --------------------------------------------------------------------------
-
-_TASKS_0_3 = ("pretrain", "sft", "lora")
-_TASKS_0_6 = ("pretrain", "sft", "peft")
-_GRAPH_SCOPES = ("full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
 
 CHOICES: Mapping[str, tuple[tuple[Version, tuple[str, ...]], ...]] = {
     "gpu_type": (
@@ -255,7 +252,7 @@ CHOICES: Mapping[str, tuple[tuple[Version, tuple[str, ...]], ...]] = {
     ),
     "compute_dtype": ((V0_3_0, ("bf16", "fp8_cs", "fp8_mx", "fp8_sc", "nvfp4")),),
     "optimizer_type": ((V0_3_1, ("adam", "muon")),),
-    "task": ((V0_3_0, _TASKS_0_3), (V0_6_0, _TASKS_0_6)),
+    "task": ((V0_3_0, ("pretrain", "sft", "lora")), (V0_6_0, ("pretrain", "sft", "peft"))),
     "domain": (
         (V0_3_0, ("llm", "vlm")),
         (V0_4_0, ("llm", "vlm", "qwen3vl")),
@@ -267,7 +264,7 @@ CHOICES: Mapping[str, tuple[tuple[Version, tuple[str, ...]], ...]] = {
     ),
     "tokenizer_type": ((V0_3_0, ("NullTokenizer", "HuggingFaceTokenizer", "SentencePieceTokenizer")),),
     "cuda_graph_impl": ((V0_3_0, ("none", "local", "transformer_engine")),),
-    "cuda_graph_scope": ((V0_3_0, _GRAPH_SCOPES),),
+    "cuda_graph_scope": ((V0_3_0, ("full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")),),
     "moe_flex_dispatcher_backend": ((V0_4_0, ("deepep", "hybridep", "None")),),
 }
 """Field to the values it allows from a version on, oldest first."""

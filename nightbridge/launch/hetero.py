@@ -7,7 +7,6 @@ arguments as in Megatron-LM's `examples/mimo/training/args.py` and `megatron/tra
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -260,14 +259,10 @@ def _read_program(program: str, code: PinnedRepository) -> _Program:
     """
     own = code.path / _STANDALONE_PARSERS[0]
     if program != STANDALONE or not own.is_file() or _OWN_PARSER not in own.read_text(encoding="utf-8"):
-        return _Program(program, _pinned_parser(code.path, program))
+        return _Program(program, read_parser(code.path, program))
     files = [file for pattern in _STANDALONE_PARSERS for file in sorted(code.path.glob(pattern))]
     options = {name: option for file in files for name, option in flags_in(file).items()}
     return _Program(program, ProgramParser(options=options), standalone=True)
-
-
-# A sweep needs it for every point, and the parser of a commit never changes.
-_pinned_parser = lru_cache(maxsize=8)(read_parser)
 
 
 def _check_known(test: TestDefinition, given: tuple[tuple[str, ...], ...], parser: ProgramParser) -> None:
@@ -380,7 +375,10 @@ def _batch_script(
             "",
             "set -euo pipefail",
             "",
-            *(_export(name, value, name in expanded) for name, value in sorted(variables.items())),
+            *(
+                f'export {name}="{value}"' if name in expanded else f"export {name}={shlex.quote(value)}"
+                for name, value in sorted(variables.items())
+            ),
             'NIGHTBRIDGE_FIRST_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
             "export NIGHTBRIDGE_FIRST_NODE",
             "",
@@ -392,7 +390,3 @@ def _batch_script(
             "",
         ]
     )
-
-
-def _export(name: str, value: str, expands: bool) -> str:
-    return f'export {name}="{value}"' if expands else f"export {name}={shlex.quote(value)}"

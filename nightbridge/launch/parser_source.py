@@ -188,8 +188,9 @@ def _is_read(option: Option, word: str) -> bool:
     return True
 
 
+@lru_cache(maxsize=8)
 def read_parser(checkout: Path, program: str) -> ProgramParser | None:
-    """Read the parser of a program of a Megatron-LM checkout.
+    """Read the parser of a program of a Megatron-LM checkout, once: a sweep needs it for every point.
 
     Returns:
         Its options; None where the program, or a parser of Megatron-LM that it uses, is not there.
@@ -219,7 +220,10 @@ class _ParserReader:
         for function in program.functions.values():
             if function.args.args and function.args.args[0].arg == "parser":
                 self._read(program, function)
-        self.required = tuple(_required(found[0]))
+        validate = found[0].functions.get(_REQUIRED[0])
+        for node in ast.walk(validate) if validate else ():
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == _REQUIRED[1]:
+                self.required = tuple(f"--{name.replace('_', '-')}" for name in ast.literal_eval(node.value))
         return True
 
     def _read(self, module: Module, function: ast.FunctionDef) -> None:
@@ -307,7 +311,8 @@ class _ParserReader:
         found = self.classes.find(module, word.id) if isinstance(word, ast.Name) else None
         if found and isinstance(found[1], ast.ClassDef):
             for name, (owner, field) in self._fields(found[0], found[1]).items():
-                if name not in excluded and not _is_set_later(field):
+                is_set_later = getattr(keywords_of(field.value).get("init"), "value", None) is False
+                if name not in excluded and not is_set_later:
                     self._add_field(owner, name, field)
 
     def _fields(self, module: Module, definition: ast.ClassDef) -> dict[str, tuple[Module, ast.AnnAssign]]:
@@ -373,17 +378,6 @@ def _argparse_meta(field: ast.AnnAssign) -> dict[str, ast.expr]:
             pairs = zip(value.keys, value.values, strict=True)
             return {str(name.value): each for name, each in pairs if isinstance(name, ast.Constant)}
     return {}
-
-
-def _is_set_later(field: ast.AnnAssign) -> bool:
-    return getattr(keywords_of(field.value).get("init"), "value", None) is False
-
-
-def _required(module: Module) -> Iterator[str]:
-    function = module.functions.get(_REQUIRED[0])
-    for node in ast.walk(function) if function else ():
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == _REQUIRED[1]:
-            yield from (f"--{name.replace('_', '-')}" for name in ast.literal_eval(node.value))
 
 
 _NEWEST = Path(__file__).with_name("megatron_options.json")

@@ -57,20 +57,16 @@ Recipes = Mapping[str, frozenset[str]]
 """Families of models, with the recipes of each."""
 
 
-@lru_cache(maxsize=1)
-def _releases() -> dict[Version, Recipes]:
-    written = json.loads(Path(__file__).with_name("shipped_recipes.json").read_text(encoding="utf-8"))
-    listed = {
-        version_for_pin(ref): {family: frozenset(names) for family, names in families.items()}
-        for ref, families in written.items()
-    }
-    # A release without a list, v0.4.1, ships what the one before it did.
-    return {release: listed[max(known for known in listed if known <= release)] for release in RELEASES}
-
-
+@lru_cache(maxsize=16)
 def released_recipes(version: Version) -> Recipes:
     """The performance recipes of a release; none for one that is not known."""
-    return _releases().get(version, {})
+    if version not in RELEASES:
+        return {}
+    written = json.loads(Path(__file__).with_name("shipped_recipes.json").read_text(encoding="utf-8"))
+    listed = {version_for_pin(ref): families for ref, families in written.items()}
+    # A release without a list, v0.4.1, ships what the one before it did.
+    families = listed[max(known for known in listed if known <= version)]
+    return {family: frozenset(names) for family, names in families.items()}
 
 
 @lru_cache(maxsize=16)
