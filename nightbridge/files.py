@@ -138,12 +138,6 @@ def confine(confinement: Confinement) -> None:
     _confinement = confinement
 
 
-def report_opened(on_open: Callable[[Path, int], None]) -> None:
-    """Let what a confined process opens be reported elsewhere, as a fork of it does; no other process is changed."""
-    if _confinement is not None:
-        confine(_confinement._replace(on_open=on_open))
-
-
 # O_NONBLOCK: a FIFO is opened at once, and then refused; to a regular file it makes no difference.
 _TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _TO_PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

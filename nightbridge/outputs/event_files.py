@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 from pydantic import Field
 
-from nightbridge.errors import DamagedData, NightbridgeError, TransientError
+from nightbridge.errors import DamagedData
 from nightbridge.files import open_regular, reading, unless_away, walk
 from nightbridge.models import Model
 from nightbridge.outputs.event_decoder import (
@@ -28,7 +28,6 @@ from nightbridge.outputs.event_decoder import (
     RecordsEnd,
     next_record,
 )
-from nightbridge.outputs.reader_forks import map_files
 from nightbridge.outputs.reader_process import read_in_child
 
 if TYPE_CHECKING:
@@ -271,24 +270,15 @@ def read_event_files(source: Path | Sequence[Path]) -> tuple[list[EventFile], li
     """
     if isinstance(source, Path):
         source = find_event_files(source) if not source.is_file() else (source,)
-    found = map_files(_read_or_say, source)
-    if away := next((each for each in found if isinstance(each, TransientError)), None):
-        raise away
-    files = sorted(
-        (each for each in found if isinstance(each, EventFile)),
-        key=lambda file: (file_time(file.path), file.wall_times[0] if len(file) else 0.0, file.path.name),
-    )
-    return files, [
-        *(str(each) for each in found if isinstance(each, DamagedData)),
-        *(file.damage for file in files if file.damage),
-    ]
-
-
-def _read_or_say(path: Path) -> EventFile | NightbridgeError:
-    try:
-        return read_event_file(path)
-    except NightbridgeError as error:  # a fork passes on what it returns, and nothing else
-        return error
+    files: list[EventFile] = []
+    damage: list[str] = []
+    for path in source:
+        try:
+            files.append(read_event_file(path))
+        except DamagedData as error:
+            damage.append(str(error))
+    files.sort(key=lambda file: (file_time(file.path), file.wall_times[0] if len(file) else 0.0, file.path.name))
+    return files, damage + [file.damage for file in files if file.damage]
 
 
 class FoundScalars(Model):

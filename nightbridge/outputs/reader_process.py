@@ -57,10 +57,7 @@ _Reader = Callable[[bytes], tuple[BaseModel, bytes]]
 """A function at the top of its module, which the child imports: its argument comes as JSON, and it returns a model, and
 bytes that are handed on as they are."""
 
-OPENED, ANSWER, _FAILURE = b"o", b"a", b"f"
-
-CALLER: list[socket.socket] = []
-"""In a child, its connection to its caller; empty in any other process."""
+_OPENED, _ANSWER, _FAILURE = b"o", b"a", b"f"
 
 
 class Setup(Model):
@@ -85,17 +82,17 @@ class ReaderDied(Exception):
 # --- both ends -------------------------------------------------------------------------------------------------------
 
 _HEADER = struct.Struct("<cQ")
-SECONDS = struct.Struct("<d")
+_SECONDS = struct.Struct("<d")
 _LARGEST_MESSAGE = 1 << 30
 
 
-def send(connection: socket.socket, kind: bytes, data: bytes) -> None:
+def _send(connection: socket.socket, kind: bytes, data: bytes) -> None:
     """Send one message."""
     connection.sendall(_HEADER.pack(kind, len(data)))
     connection.sendall(data)
 
 
-def receive(connection: socket.socket) -> tuple[bytes, bytes] | None:
+def _receive(connection: socket.socket) -> tuple[bytes, bytes] | None:
     """The next message; None at the end."""
     header = _exactly(connection, _HEADER.size)
     if header is None:
@@ -128,7 +125,7 @@ class Child:
         self.lock = threading.Lock()
         self._connection = SERVER.connect()
         self._path: Path | None = None
-        send(self._connection, b"s", setup.model_dump_json().encode())
+        _send(self._connection, b"s", setup.model_dump_json().encode())
 
     def __enter__(self) -> "Child":
         return self
@@ -147,16 +144,16 @@ class Child:
         # The child ends itself in time, but for one that waits for a file system which does not answer.
         self._connection.settimeout(CPU_SECONDS * WALL_PER_CPU + _BACKSTOP_SECONDS)
         try:
-            send(self._connection, b"c", argument)
-            while (message := receive(self._connection)) is not None:
+            _send(self._connection, b"c", argument)
+            while (message := _receive(self._connection)) is not None:
                 kind, data = message
                 if kind == _FAILURE:
                     raise Failure.model_validate_json(data).error()
-                if kind == ANSWER:
+                if kind == _ANSWER:
                     size = int.from_bytes(data[:8], "little")
                     return data[8 : 8 + size], data[8 + size :]
-                (seconds,) = SECONDS.unpack_from(data)
-                self._path = Path(os.fsdecode(data[SECONDS.size :]))
+                (seconds,) = _SECONDS.unpack_from(data)
+                self._path = Path(os.fsdecode(data[_SECONDS.size :]))
                 self._connection.settimeout(seconds * WALL_PER_CPU + _BACKSTOP_SECONDS)
             raise ReaderDied(self._path, f"its reader died after {time.monotonic() - began:.1f} s")
         except TimeoutError as error:
@@ -323,7 +320,7 @@ def main(_arguments: Sequence[str]) -> int:
 def _serve(connection: socket.socket) -> None:
     """Be a child, to its end."""
     try:
-        message = receive(connection)
+        message = _receive(connection)
         if message is not None:
             setup = Setup.model_validate_json(message[1])
             reader: _Reader = getattr(importlib.import_module(setup.module), setup.function)
@@ -331,12 +328,11 @@ def _serve(connection: socket.socket) -> None:
             # Under both names, where a workspace lies behind a link; a root that is one itself stays one.
             roots = (*setup.roots, *(root.parent.resolve() / root.name for root in setup.roots))
             _restrict_files(roots)
-            confine(Confinement(roots, dict(setup.refused), partial(note_opened, connection, setup.cpu_seconds)))
-            CALLER.append(connection)
-        while (message := receive(connection)) is not None:
-            arm(setup.cpu_seconds)
-            send(connection, *_answer(reader, message[1]))
-            arm(0)
+            confine(Confinement(roots, dict(setup.refused), partial(_note_opened, connection, setup.cpu_seconds)))
+        while (message := _receive(connection)) is not None:
+            _arm(setup.cpu_seconds)
+            _send(connection, *_answer(reader, message[1]))
+            _arm(0)
     finally:
         os._exit(0)
 
@@ -346,7 +342,7 @@ def _answer(reader: _Reader, argument: bytes) -> tuple[bytes, bytes]:
         model, data = _read(reader, argument)
         # NaN stays NaN, and half of a surrogate pair, which no JSON may hold, becomes a question mark.
         found = json.dumps(model.model_dump(mode="json"), ensure_ascii=False).encode(errors="replace")
-        return ANSWER, len(found).to_bytes(8, "little") + found + data
+        return _ANSWER, len(found).to_bytes(8, "little") + found + data
     except NightbridgeError as error:
         failure = Failure.of(error)
     except Exception as error:  # a reader that does not know this damage: it is damage all the same
@@ -363,14 +359,14 @@ def _read(reader: _Reader, argument: bytes) -> tuple[BaseModel, bytes]:
         raise
 
 
-def note_opened(connection: socket.socket, cpu_seconds: float, path: Path, size: int) -> None:
+def _note_opened(connection: socket.socket, cpu_seconds: float, path: Path, size: int) -> None:
     """Tell the caller which file is read now, and give it its time."""
     seconds = cpu_seconds + CPU_SECONDS_PER_MIB * size / (1 << 20)
-    arm(seconds)
-    send(connection, OPENED, SECONDS.pack(seconds) + os.fsencode(path))
+    _arm(seconds)
+    _send(connection, _OPENED, _SECONDS.pack(seconds) + os.fsencode(path))
 
 
-def arm(seconds: float) -> None:
+def _arm(seconds: float) -> None:
     """End this process by a signal that no Python code has to see, when its time is over; 0 is no limit."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, seconds * WALL_PER_CPU)

@@ -458,10 +458,8 @@ IN_THE_CALLERS_PROCESS = {
 
 
 def calls(node: ast.AST) -> set[str]:
-    """The names of all that is called below a node, and of what `map_files` calls for it."""
-    found = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
-    mapped = [each.args[0] for each in found if getattr(each.func, "id", "") == "map_files"]
-    called = [*(each.func for each in found), *mapped]
+    """The names of all that is called below a node."""
+    called = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
     return {func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "") for func in called}
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from nightbridge.files import open_regular
 from nightbridge.models import Model
-from nightbridge.outputs import reader_forks
 
 
 class Folder(Model):
@@ -101,21 +100,6 @@ def raises(_argument: bytes) -> tuple[Answer, bytes]:
 
 def is_away(argument: bytes) -> tuple[Answer, bytes]:
     raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(Folder.model_validate_json(argument).folder))
-
-
-def _crash_over(path: Path) -> str:
-    try:
-        with open_regular(path) as stream:
-            return _crash(stream.read())
-    except OSError as error:
-        return error.strerror or ""
-
-
-def crash_in_a_fork(argument: bytes) -> tuple[Answer, bytes]:
-    reader_forks.FORK_FROM = 0
-    paths = sorted(Folder.model_validate_json(argument).folder.iterdir())
-    answers = reader_forks.map_files(_crash_over, paths)
-    return Answer(read={path.name: answer for path, answer in zip(paths, answers, strict=True)}), b"blob"
 
 
 def exits(_argument: bytes) -> tuple[Answer, bytes]:

@@ -42,7 +42,7 @@ def read(reader: Callable[[bytes], tuple[Answer, bytes]], folder: Path) -> dict[
 
 @pytest.mark.parametrize(
     ("reader", "reason"),
-    [("crash", "died after"), ("hang", "died after"), ("sleep", "died after"), ("crash_in_a_fork", "died after")],
+    [("crash", "died after"), ("hang", "died after"), ("sleep", "died after")],
 )
 def test_the_file_over_which_a_child_dies_is_damage_and_the_others_are_read(
     reader: str, reason: str, folder: Path, monkeypatch: pytest.MonkeyPatch
