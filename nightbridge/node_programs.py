@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from nightbridge.errors import (
     DamagedData,
@@ -31,8 +31,6 @@ _TERMINATED = 128 + signal.SIGTERM
 _KINDS: dict[str, type[NightbridgeError]] = {
     kind.__name__: kind for kind in (TransientError, PermanentError, InvalidInput, LaunchRefused, DamagedData)
 }
-
-_Answer = TypeVar("_Answer", bound=BaseModel)
 
 
 class RunOnNode(Protocol):
@@ -71,6 +69,15 @@ class Failure(Model):
         return _KINDS[self.kind](self.what, subject=self.subject, advice=self.advice)
 
 
+class Answer(Model):
+    """How a program on a node ended."""
+
+    failure: Failure | None = None
+
+
+_Answer = TypeVar("_Answer", bound=Answer)
+
+
 def begin_on_node() -> None:
     """Set up this process as such a program: logs go to stderr, and a cancelled job cleans up as it ends."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -85,12 +92,17 @@ def read_answer(finished: Finished, answer: type[_Answer], *, doing: str, subjec
     Raises:
         TransientError: It was killed before it could answer.
         PermanentError: It could not start.
+        NightbridgeError: It failed.
     """
     lines = finished.stdout.decode(errors="replace").strip().splitlines()
     try:
-        return answer.model_validate_json(lines[-1])
+        given = answer.model_validate_json(lines[-1])
     except (IndexError, ValidationError):
         how = f"code {finished.code}: {finished.tail or 'no output'}"
+    else:
+        if given.failure:
+            raise given.failure.error()
+        return given
     if finished.code == 0 or finished.code >= _FIRST_KILLED_CODE:
         raise TransientError(
             f"the {doing} on a compute node was killed ({how})",

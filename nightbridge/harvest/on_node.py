@@ -21,7 +21,7 @@ from nightbridge.files import MODEL_LIMIT, read_regular, write_model
 from nightbridge.harvest.manifest import load_record
 from nightbridge.harvest.request import HarvestRequest, run_harvest
 from nightbridge.models import Model, RunRecord, SecretRef
-from nightbridge.node_programs import Failure, RunOnNode, begin_on_node, read_answer
+from nightbridge.node_programs import Answer, Failure, RunOnNode, begin_on_node, read_answer
 from nightbridge.processes import own_program
 from nightbridge.store.protocol import ObjectStore, open_store
 from nightbridge.store.transfers import Progress
@@ -44,12 +44,6 @@ class NodeSecrets(Model):
         {}, description="Environment variables that the request refers to, or by which boto3 finds its credentials."
     )
     masked: tuple[str, ...] = Field((), description="Values that must not leave the node.")
-
-
-class HarvestResult(Model):
-    """How a harvest on a node ended."""
-
-    failure: Failure | None = None
 
 
 def harvest_on_node(
@@ -98,9 +92,7 @@ def harvest_on_node(
         on_line=on_line,
     )
     run_key, instead = request.run.run_key, 'on = "host" in [harvest]'
-    result = read_answer(finished, HarvestResult, doing="harvest", subject=run_key, instead=instead)
-    if result.failure:
-        raise result.failure.error()
+    read_answer(finished, Answer, doing="harvest", subject=run_key, instead=instead)
     record = load_record(store, request.prefix)
     if record is None:
         raise TransientError(
@@ -142,8 +134,8 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         run_harvest(request, open_store(request.store), given.masked, report)
-        result = HarvestResult()
+        answer = Answer()
     except NightbridgeError as error:
-        result = HarvestResult(failure=Failure.of(error, given.masked))
-    print(result.model_dump_json(), flush=True)
-    return 1 if result.failure else 0
+        answer = Answer(failure=Failure.of(error, given.masked))
+    print(answer.model_dump_json(), flush=True)
+    return 1 if answer.failure else 0

@@ -26,7 +26,7 @@ from nightbridge.images.enroot import (
 )
 from nightbridge.images.registry import ImageReference, registry_digest
 from nightbridge.models import ImageImport, Model
-from nightbridge.node_programs import Failure, RunOnNode, begin_on_node, read_answer
+from nightbridge.node_programs import Answer, Failure, RunOnNode, begin_on_node, read_answer
 from nightbridge.processes import own_program
 
 log = logging.getLogger(__name__)
@@ -81,8 +81,6 @@ class NodeImporter:
             answer = read_answer(
                 finished, ImportResult, doing="import", subject=str(reference), instead="image_import.on to host"
             )
-            if answer.failure:
-                raise answer.failure.error()
         except BaseException:
             output.unlink(missing_ok=True)
             raise
@@ -103,11 +101,10 @@ class ImportRequest(Model):
     settings: ImageImport
 
 
-class ImportResult(Model):
+class ImportResult(Answer):
     """How an import on a node ended: what made the image and where, or the error."""
 
     tool: str = ""
-    failure: Failure | None = None
 
 
 def run_import(request: ImportRequest, credentials: str) -> ImportResult:
