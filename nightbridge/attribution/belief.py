@@ -43,7 +43,6 @@ from nightbridge.bisect.search import (
     Levels,
     Measured,
 )
-from nightbridge.errors import InvalidInput
 from nightbridge.models import Model
 
 Design = tuple[bool, ...]
@@ -128,11 +127,7 @@ class Belief(NamedTuple):
     policy: BisectPolicy
 
     def answer(self, runs: Sequence[Exchange]) -> Cause:
-        """The cause by these runs, in any order.
-
-        Raises:
-            InvalidInput: There is no factor, or a run is none of these factors'.
-        """
+        """The cause by these runs, in any order."""
         found = self._likeliest(runs)
         if found.kind == "undecided" and found.runs and not self._worthwhile(runs, 1):
             return self._indistinct(found)
@@ -330,14 +325,8 @@ def _only_the_cluster_is_in_doubt(found: Cause) -> bool:
 
 
 def _hypotheses(weights: Sequence[float], levels: Levels | Failure, policy: BisectPolicy) -> _Hypotheses:
-    """Every hypothesis about these factors, with its probability beforehand.
-
-    Raises:
-        InvalidInput: There is no factor, or a weight is not positive.
-    """
+    """Every hypothesis about these factors, with its probability beforehand."""
     n, top = len(weights), _part_values(levels).size - 1
-    if not n or min(weights) <= 0:
-        raise InvalidInput("no factor to exchange", subject=f"{n} factors", advice="Nothing changed between both runs")
     share = np.asarray(weights, dtype=np.float64) / sum(weights)
     middles = range(1, top)
     first, second = np.triu_indices(n, 1)
@@ -388,13 +377,7 @@ def _part_values(levels: Levels | Failure) -> Array:
 
 
 def _columns(designs: Sequence[Design], factors: int) -> NDArray[np.bool_]:
-    """A line for each design, and one more factor that is always bad.
-
-    Raises:
-        InvalidInput: A design is none of these factors'.
-    """
-    if any(len(design) != factors for design in designs):
-        raise InvalidInput("not a design of these factors", subject=f"{factors} factors")
+    """A line for each design, and one more factor that is always bad."""
     columns = np.ones((len(designs), factors + 1), dtype=bool)
     if designs:
         columns[:, :factors] = designs

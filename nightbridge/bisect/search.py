@@ -200,14 +200,11 @@ class Search(NamedTuple):
     policy: BisectPolicy = DEFAULT_POLICY
 
     def belief(self, measured: Sequence[Measured]) -> Belief:
-        """Who may have done it, by all measurements, in any order.
-
-        Raises:
-            InvalidInput: There is no commit, the levels are equal, or a place is not in the range.
-        """
-        _check(self.commits, self.levels, measured)
-        prior = _prior(self.commits, self.prior, self.policy)
-        inside = np.concatenate([[0.0], prior[1:-1], [0.0]]) / prior[1:-1].sum()
+        """Who may have done it, by all measurements, in any order."""
+        weights = np.array(self.prior or (1.0,) * self.commits)
+        inside = np.concatenate([[0.0], weights / weights.sum(), [0.0]])
+        prior = (1 - self.policy.elsewhere) * inside
+        prior[[0, -1]] = self.policy.elsewhere / 2
         density = self.levels.densities(np.array([one.value for one in measured]), self.policy.stray)
         # First bad places between two measured ones have the same evidence: it is computed once for each such group.
         places, index = np.unique([one.place for one in measured], return_inverse=True)
@@ -341,26 +338,6 @@ def prior_of_nights(
     inside = Search(commits, levels, None, policy).belief(nights).alone[1 : commits + 1]
     mixed = 0.8 * inside / inside.sum() + 0.2 / commits
     return tuple(float(weight) for weight in mixed / mixed.sum())
-
-
-def _check(commits: int, levels: Levels | Failure, measured: Sequence[Measured]) -> None:
-    if commits < 1:
-        raise InvalidInput("no commit to search", subject="range", advice="Name a good commit before the bad one")
-    if isinstance(levels, Levels) and levels.good == levels.bad:
-        raise InvalidInput(
-            "both levels are the same", subject=f"{levels.good:.6g}", advice="There is nothing to bisect"
-        )
-    for one in measured:
-        if one.place > commits or not math.isfinite(one.value):
-            raise InvalidInput("not a measurement of this range", subject=f"place {one.place}: {one.value}")
-
-
-def _prior(commits: int, weights: Sequence[float] | None, policy: BisectPolicy) -> Array:
-    inside = np.asarray(weights if weights is not None else np.ones(commits), dtype=np.float64)
-    if inside.size != commits or not (inside > 0).all():
-        raise InvalidInput(f"{inside.size} weights for {commits} commits", subject="prior", advice="Give positive ones")
-    ends = [policy.elsewhere / 2]
-    return np.concatenate([ends, inside / inside.sum() * (1 - policy.elsewhere), ends])
 
 
 def _before(density: Array, index: NDArray[np.intp], places: int) -> Array:

@@ -1,13 +1,12 @@
 """The decisions of an attribution, on runs whose cause is known."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from nightbridge.attribution.belief import Belief, Cause, Design, Exchange, descent_into
 from nightbridge.bisect.search import BisectPolicy, Failure, Levels, Measured
-from nightbridge.errors import InvalidInput
 
 LEVELS = Levels(good=1.0, bad=1.06, noise=0.01)
 POLICY = BisectPolicy(confidence=0.99, most_runs=60)
@@ -184,17 +183,6 @@ def test_it_ends_undecided_when_its_runs_are_spent() -> None:
 
     assert belief.next_designs(runs) == ()
     assert belief.answer(runs).kind == "undecided"
-
-
-@pytest.mark.parametrize("weights", [(), (1.0, 0.0)])
-def test_factors_without_any_weight_are_refused(weights: Sequence[float]) -> None:
-    with pytest.raises(InvalidInput, match="no factor to exchange"):
-        Belief(weights, LEVELS, POLICY).answer([])
-
-
-def test_a_design_of_other_factors_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="not a design of these factors"):
-        Belief((1.0, 1.0), LEVELS, POLICY).answer([Exchange(design=(True,), value=1.0)])
 
 
 # --- into a factor ---------------------------------------------------------------------------------------------------

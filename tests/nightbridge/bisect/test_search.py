@@ -1,6 +1,5 @@
 """Bisect's decisions, on measurements whose first bad commit is known."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -299,17 +298,3 @@ def test_nights_of_the_history_say_where_to_look_first_and_exclude_nothing() -> 
     assert sum(weights) == pytest.approx(1.0)
     assert sum(weights[10:20]) > 0.7
     assert min(weights) >= 0.19 / COMMITS
-
-
-@pytest.mark.parametrize(
-    ("commits", "levels", "measured"),
-    [
-        (0, LEVELS, ()),
-        (4, Levels(good=1.0, bad=1.0, noise=0.1), ()),
-        (4, LEVELS, (Measured(place=5, value=1.0),)),
-        (4, LEVELS, (Measured(place=1, value=math.nan),)),
-    ],
-)
-def test_a_question_without_an_answer_is_refused(commits: int, levels: Levels, measured: tuple[Measured, ...]) -> None:
-    with pytest.raises(InvalidInput):
-        Search(commits, levels).belief(measured)
