@@ -133,7 +133,11 @@ def searched_rows(rows: Sequence[HistoryRow], request: SearchRequest) -> tuple[H
             "no such run in the history", subject=request.run_key, advice="Name another run, or the test"
         )
     known = rows_until(rows, request.until or (named.night if named else None))
-    chosen = named or _worst_of_latest_night(known)
+    if (chosen := named) is None:
+        # Of a sweep, or of several scenarios, one that regressed or broke, where one did.
+        latest = nights_of(known)[-1].own
+        points = (row for row in known if row.night == latest.night and not row.repeat)
+        chosen = next((row for row in points if row.verdict in (VerdictStatus.REGRESSED, *BROKEN)), latest)
     of_point = [row for row in known if row.sweep_point == chosen.sweep_point]
     # In a night that two scenarios have run it in, only one run is the night's own.
     beside = {row.night for row in of_point if row.scenario == chosen.scenario}
@@ -141,13 +145,6 @@ def searched_rows(rows: Sequence[HistoryRow], request: SearchRequest) -> tuple[H
     # So it is of several iterations: the first one that is there.
     repeated = {row.night for row in own if row.iteration == chosen.iteration}
     return tuple(row for row in own if row.iteration >= chosen.iteration or row.night not in repeated)
-
-
-def _worst_of_latest_night(rows: Sequence[HistoryRow]) -> HistoryRow:
-    """A run of the latest night: of a sweep, or of several scenarios, one that regressed or broke, where one did."""
-    latest = nights_of(rows)[-1].own
-    points = [row for row in rows if row.night == latest.night and not row.repeat]
-    return next((row for row in points if row.verdict in (VerdictStatus.REGRESSED, *BROKEN)), latest)
 
 
 def find_change(
@@ -227,10 +224,7 @@ def plans_of(store: ObjectStore, cluster: str, series: str) -> Iterator[Attribut
         DamagedData: One of them cannot be read.
     """
     keys = [item.key for item in store.list(_folder(cluster, series)) if item.key.endswith("/plan.json")]
-    for key in reversed(keys):
-        plan = read_stored(store, key, AttributionPlan, what="not an attribution", advice="Delete it to ask again")
-        if plan is not None:
-            yield plan
+    yield from filter(None, (_read(store, key) for key in reversed(keys)))
 
 
 def same_change(
@@ -252,7 +246,7 @@ def keep_plan(store: ObjectStore, plan: AttributionPlan) -> AttributionPlan:
     """Keep a plan, and return the one that holds: the first that was kept under this id, by what this one may cost."""
     key = f"{folder_of(plan)}/plan.json"
     store.put_if_absent(key, plan.model_dump_json(indent=2).encode() + b"\n")
-    kept = read_stored(store, key, AttributionPlan, what="not an attribution", advice="Delete it to ask again")
+    kept = _read(store, key)
     assert kept is not None  # it was written
     return kept.model_copy(update={"policy": plan.policy, "budget": plan.budget})
 
@@ -342,6 +336,10 @@ def plan_of_range(plan: AttributionPlan, searched: SearchedRange) -> BisectPlan:
 
 def _folder(cluster: str, series: str) -> str:
     return f"{ROOT}/{quote(cluster, safe='')}/{series}"
+
+
+def _read(store: ObjectStore, key: str) -> AttributionPlan | None:
+    return read_stored(store, key, AttributionPlan, what="not an attribution", advice="Delete it to ask again")
 
 
 def _record(read: Callable[[str], RunRecord | None], row: HistoryRow) -> RunRecord:

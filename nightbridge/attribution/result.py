@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from nightbridge.attribution.axes import AXIS_WORDS, Factor
-from nightbridge.attribution.belief import Cause, Descent, Design, Exchange, descent_into
+from nightbridge.attribution.belief import Cause, Design, Exchange, descent_into
 from nightbridge.attribution.plan import (
     ROOT,
     AttributionPlan,
@@ -189,13 +189,15 @@ def descent_plan(result: AttributionResult, group: Group, searched: BisectPlan) 
     Raises:
         InvalidInput: The range has no commit of these factors.
     """
-    plan, runs = result.plan, exchanges_of(result.runs)
-    descent = descent_into(group, result.cause, plan.levels, runs)
+    plan = result.plan
+    descent = descent_into(group, result.cause, plan.levels, exchanges_of(result.runs))
     folders = {plan.factors[number].folder for number in group}
     own = [step.folder in folders for step in searched.all_commits]
     if not any(own):
         names = " and ".join(plan.factors[number].name for number in group)
         raise InvalidInput("its commits cannot be listed", subject=names, advice="Bisect the repository that pins it")
+    others = [number for number in result.cause.factors if number not in group and not descent.others[number]]
+    fitting = [run for run in result.runs if run.value is not None and not any(run.design[each] for each in others)]
     shares = [(1 - OTHER_STEPS) / sum(own) if mine else OTHER_STEPS / len(own) for mine in own]
     return searched.model_copy(
         update={
@@ -203,7 +205,8 @@ def descent_plan(result: AttributionResult, group: Group, searched: BisectPlan) 
             "levels": descent.levels,
             "known": descent.measured(len(own)),
             "prior": tuple(share / sum(shares) for share in shares),
-            "base": _base_of(result, group, descent),
+            # Where another factor of the cause has to be good, a run in which it was.
+            "base": max(fitting, key=lambda run: sum(run.design)).prefix if others else plan.bad,
         }
     )
 
@@ -230,13 +233,6 @@ def with_descent(result: AttributionResult, found: BisectResult) -> AttributionR
     return result.model_copy(update={"descents": (*result.descents, found), "stopped": stopped})
 
 
-def _base_of(result: AttributionResult, group: Group, descent: Descent) -> str:
-    """The bad run itself, or where another factor of the cause has to be good, a run in which it was."""
-    others = [number for number in result.cause.factors if number not in group and not descent.others[number]]
-    fitting = [run for run in result.runs if run.value is not None and not any(run.design[each] for each in others)]
-    return max(fitting, key=lambda run: sum(run.design)).prefix if others else result.plan.bad
-
-
 # --- in the store ----------------------------------------------------------------------------------------------------
 
 
@@ -258,7 +254,12 @@ def result_for(store: ObjectStore, verdict: Verdict, cluster: str) -> Attributio
     """
     if not verdict.series:
         return None
-    found, searched = verdict.suspects, _searched_for(verdict)
+    found = verdict.suspects
+    searched = {item.metric for item in verdict.comparisons if item.status == "regressed"}
+    if verdict.status in BROKEN:
+        searched = {FAILURE}
+    elif "loss_curve" in searched:
+        searched |= {LOSSES}
     good_night, bad_night = (found.last_good, found.night) if found else ("", verdict.since or verdict.night)
     for plan in plans_of(store, cluster, verdict.series):
         if has_date(plan.bad_night) and has_date(verdict.night):
@@ -268,14 +269,6 @@ def result_for(store: ObjectStore, verdict: Verdict, cluster: str) -> Attributio
         if is_now and plan.metric in searched:
             return load_result(store, plan)
     return None
-
-
-def _searched_for(verdict: Verdict) -> set[str]:
-    """What an attribution about a verdict may have searched: its failure, or what regressed."""
-    if verdict.status in BROKEN:
-        return {FAILURE}
-    regressed = {item.metric for item in verdict.comparisons if item.status == "regressed"}
-    return {*regressed, LOSSES} if "loss_curve" in regressed else regressed
 
 
 def attribution_cost(store: ObjectStore, month: str) -> float:
@@ -334,10 +327,8 @@ def sentence(result: AttributionResult) -> str:
 
 
 def _spent(result: AttributionResult) -> str:
-    budget = result.plan.budget or 0.0
-    return {"": "", "runs": " after all its runs", "budget": f" after the budget of {budget:g} GPU-hours"}[
-        result.stopped
-    ]
+    after_budget = f" after the budget of {result.plan.budget or 0.0:g} GPU-hours"
+    return {"": "", "runs": " after all its runs", "budget": after_budget}[result.stopped]
 
 
 def _names(result: AttributionResult) -> list[str]:

@@ -26,12 +26,11 @@ from nightbridge.bisect.shift import (
     Shift,
     VerdictOf,
     metric_named,
-    night_value,
     requested_shift,
 )
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.control import run_at
-from nightbridge.history.nightly_values import nights_of
+from nightbridge.history.nightly_values import night_value, nights_of
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, Pin
 from nightbridge.models import GOOD_VERDICTS, Bump, GitRepo, Model, RangeCommit, RunRecord, RunSpec, StoredModel
 from nightbridge.store.protocol import ObjectStore, read_stored
@@ -234,12 +233,14 @@ def make_plan(
     ends += ["with submodules"] if any(step.folder for one in ranges for step in one.commits) else []
     identity = "\n".join((shift.bad.series, *ends, shift.metric, shift.statistic))
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    # Of a failure, and of several repositories, the nights between both say nothing: all commits are alike.
+    inside = _nights_inside(rows, shift, ranges[0]) if len(ranges) == 1 and shift.statistic else []
     return BisectPlan(
         bisect_id=f"{shift.bad.night[:23].rstrip('-')}-bisect-{digest}",
         **shift.question(request.policy),
         **dict(ranges[0]),
         others=ranges[1:],
-        prior=_prior(rows, shift, ranges, request),
+        prior=prior_of_nights(sum(len(one.commits) for one in ranges), shift.levels, inside, request.policy),
         base=shift.bad.prefix,
         good_run=shift.good.prefix,
     )
@@ -384,24 +385,15 @@ def _newest_ancestor(
     raise problem or InvalidInput("no commits between them", subject=f"{goods[0][:12]}..{bad[:12]}")
 
 
-def _prior(
-    rows: Sequence[HistoryRow], shift: Shift, ranges: Sequence[SearchedRange], request: BisectRequest
-) -> tuple[float, ...]:
-    """What the nights between both say of each commit; all alike for a failure and for several repositories."""
-    commits = sum(len(one.commits) for one in ranges)
-    inside = _nights_inside(rows, shift, ranges[0]) if len(ranges) == 1 and shift.statistic else []
-    return prior_of_nights(commits, shift.levels, inside, request.policy)
-
-
 def _nights_inside(rows: Sequence[HistoryRow], shift: Shift, searched: SearchedRange) -> list[Measured]:
     """Nights whose pin lies inside the range: they order the search."""
-    metric = metric_named(shift.metric)._replace(field=shift.statistic)
+    metric = metric_named(shift.metric)
     places = {one.checked_out: place for place, one in enumerate(searched.commits, start=1) if not one.moved}
     found = []
     for night in nights_of(rows):
         pin: Pin | None = getattr(night.own, searched.repository)
         place = places.get(pin.commit) if pin else None
-        value = night_value(night, metric)
+        value = night_value(night, metric, shift.statistic)
         if place is not None and place < len(searched.commits) and value is not None:
             found.append(Measured(place=place, value=value))
     return found

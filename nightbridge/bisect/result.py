@@ -332,7 +332,7 @@ def _value_of(question: Question, verdict: Verdict, record: RunRecord | None) ->
     if isinstance(question.levels, Failure):
         differs = other_losses(question.levels.digest, record.summary)
         return None if differs is None else float(differs)
-    return measured(metric_named(question.metric)._replace(field=question.statistic), record.summary)
+    return measured(metric_named(question.metric), record.summary, question.statistic)
 
 
 def _measured(points: Iterable[Point], known: Sequence[Measured] = ()) -> list[Measured]:

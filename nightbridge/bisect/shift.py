@@ -11,7 +11,7 @@ from nightbridge.bisect.search import BisectPolicy, Failure, Levels
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.decisions import Decision, as_decided, is_left_out
 from nightbridge.gate.trend import failure_signature, newest_facts, trends
-from nightbridge.history.nightly_values import BROKEN, Night, nights_of
+from nightbridge.history.nightly_values import BROKEN, night_value, nights_of
 from nightbridge.history.rows import (
     COMPLETE_OUTCOMES,
     HistoryRow,
@@ -323,13 +323,3 @@ def _noise(rows: Sequence[HistoryRow], metric: Metric, since: str, good: float, 
     # Few nights around their own median look quieter than they are.
     found *= math.sqrt(1 + 4 / max(len(deviations), 1))
     return max(found, NOISE_FLOOR * abs(good))
-
-
-def night_value(night: Night, metric: Metric) -> float | None:
-    """The median of a night's whole runs; None where none measured it."""
-    values = [
-        value
-        for run in night.runs
-        if run.outcome in COMPLETE_OUTCOMES and (value := measured(metric, run.summary)) is not None
-    ]
-    return statistics.median(values) if values else None
