@@ -3,9 +3,9 @@
 All is done by numpy for the records of a block together: where they begin, their checksums, their tags and their
 numbers. Almost every record differs from one before it in three numbers only. A CRC is linear: what is left of a
 record's checksum when the shares of these numbers are taken out of it is the checksum of its other bytes. That says
-which earlier record it is to be compared with, byte by byte; where the two agree, its checksum is right. Any other
-record has its checksum made by itself. The first one that is not whole or not what was written ends a block: what is
-wrong with it is for the reader of single records to say.
+which earlier record of the block it is to be compared with, byte by byte; where the two agree, its checksum is right if
+that one's is. Any other record has its checksum made by itself. The first one that is not whole or not what was written
+ends a block: what is wrong with it is for the reader of single records to say.
 
 Columns, too, are what says which rows count: a run may have gone back in its steps and done them again.
 """
@@ -30,10 +30,6 @@ _TIME_KEY, _TIME_AT, _STEP_KEY, _STEP_AT, _VALUE_SIZE = 0x09, 1, 0x10, 10, 4
 """How a plain record begins: key and wall time, key and step; and the bytes of the float at its end."""
 _STEP_BYTES = 4
 """Longest step of a plain record, as written; longer ones are for the reader of single records."""
-_MOST_KNOWN = 4096
-"""Kinds of records that are distinguished together: a training has one for each of its tags."""
-_FIRST_LOOK = 32
-"""Unknown records looked at by themselves before the others are compared with what they were."""
 
 
 class PlainScalars(NamedTuple):
@@ -71,103 +67,56 @@ class _Records(NamedTuple):
     """The CRC-32C that its footer gives to the record with zeros in place of its three numbers."""
 
 
-class _Kind(NamedTuple):
-    """Records of one tag and length. `tag` is its number, -1 where they have to be decoded in full."""
-
-    template: bytes
-    length: int
-    tag: int
-
-
-class _Known:
-    """The kinds of a file's records that have occurred, as columns in the order of their rests."""
-
-    def __init__(self, kinds: dict[int, _Kind]) -> None:
-        ordered = sorted(kinds.items())
-        self._rests = np.array([rest for rest, _ in ordered], dtype=np.uint32)
-        self._lengths = np.array([kind.length for _, kind in ordered], dtype=np.int64)
-        self._sizes = np.array([len(kind.template) for _, kind in ordered], dtype=np.int64)
-        self._tags = np.array([kind.tag for _, kind in ordered], dtype=np.int32)
-        self._templates = {
-            size: np.array([kind.template if len(kind.template) == size else b"" for _, kind in ordered], f"S{size}")
-            for size in {len(kind.template) for _, kind in ordered}
-        }
-
-    def tag(self, block: bytes, records: _Records, which: "NDArray[np.int64]", tags: "NDArray[np.int32]") -> None:
-        """Write into `tags` those of all of the records that are of a known kind: their checksums are right, too."""
-        kinds = np.minimum(np.searchsorted(self._rests, records.rests[which]), len(self._rests) - 1)
-        sizes = records.ends[which] - _VALUE_SIZE - records.templates[which]
-        alike = records.plain[which] & (self._rests[kinds] == records.rests[which]) & (self._sizes[kinds] == sizes)
-        alike &= self._lengths[kinds] == records.ends[which] - records.starts[which]
-        for size, templates in self._templates.items():
-            if len(some := np.flatnonzero(alike & (sizes == size))):
-                same = _at(block, f"S{size}", records.templates[which[some]]) == templates[kinds[some]]
-                tags[which[some[same]]] = self._tags[kinds[some[same]]]
+def read_block(block: bytes, number_of: Callable[[str], int]) -> Block:
+    """Read what is whole in a block that begins with a record; `number_of` gives every tag a number."""
+    starts, ends = _walk(block)
+    if not len(starts):
+        return Block(0, [])
+    records = _columns(block, starts, ends)
+    tags = _tags(block, records, number_of)
+    pieces: list[PlainScalars | bytes] = []
+    done = 0
+    for other in (*np.flatnonzero(tags < 0).tolist(), len(tags)):
+        if other > done:
+            run = slice(done, other)
+            pieces.append(PlainScalars(tags[run], records.steps[run], records.wall_times[run], records.values[run]))
+        if other < len(tags):
+            pieces.append(block[starts[other] : ends[other]])
+        done = other + 1
+    return Block(int(ends[len(tags) - 1]) + FOOTER_SIZE if len(tags) else 0, pieces)
 
 
-class BlockReader:
-    """Reads the blocks of one file; `number_of` gives every tag a number. State: the kinds of records that occurred."""
+def _tags(block: bytes, records: _Records, number_of: Callable[[str], int]) -> "NDArray[np.int32]":
+    """The number of each record's tag, -1 where it has to be decoded in full; up to the first wrong checksum."""
+    _, first, kinds = np.unique(records.rests, return_index=True, return_inverse=True)
+    examples = first[kinds]  # of each record the first one with its rest
+    sizes = records.ends - _VALUE_SIZE - records.templates
+    lengths = records.ends - records.starts
+    agree = records.plain & records.plain[examples] & (examples < np.arange(len(examples)))
+    agree &= (sizes == sizes[examples]) & (lengths == lengths[examples])
+    for size in np.unique(sizes[agree]).tolist():
+        some = np.flatnonzero(agree & (sizes == size))
+        one, other = (_at(block, f"S{size}", records.templates[which]) for which in (some, examples[some]))
+        agree[some] = one == other
+    tags = np.empty(len(examples), dtype=np.int32)
+    right = len(examples)
+    for number in np.flatnonzero(~agree).tolist():
+        tag = _tag(block, records, number, number_of)
+        if tag is None:
+            right = number
+            break
+        tags[number] = tag
+    tags[agree] = tags[examples[agree]]
+    return tags[:right]
 
-    def __init__(self, number_of: Callable[[str], int]) -> None:
-        self._number_of = number_of
-        self._kinds: dict[int, _Kind] = {}
-        self._known: _Known | None = None
 
-    def read(self, block: bytes) -> Block:
-        """Read what is whole in a block that begins with a record."""
-        starts, ends = _walk(block)
-        if not len(starts):
-            return Block(0, [])
-        records = _columns(block, starts, ends)
-        tags = self._tags(block, records)
-        pieces: list[PlainScalars | bytes] = []
-        done = 0
-        for other in (*np.flatnonzero(tags < 0).tolist(), len(tags)):
-            if other > done:
-                run = slice(done, other)
-                pieces.append(PlainScalars(tags[run], records.steps[run], records.wall_times[run], records.values[run]))
-            if other < len(tags):
-                pieces.append(block[starts[other] : ends[other]])
-            done = other + 1
-        return Block(int(ends[len(tags) - 1]) + FOOTER_SIZE if len(tags) else 0, pieces)
-
-    def _tags(self, block: bytes, records: _Records) -> "NDArray[np.int32]":
-        """The number of each record's tag, -1 where it has to be decoded in full; up to the first wrong checksum."""
-        unread = np.int32(-2)
-        tags = np.full(len(records.starts), unread)
-        which, look = np.arange(len(tags)), _FIRST_LOOK
-        while len(which):
-            if self._known is None and self._kinds:
-                self._known = _Known(self._kinds)
-            if self._known is not None:
-                self._known.tag(block, records, which, tags)
-                which = which[tags[which] == unread]
-            for number in which[:look].tolist():
-                tag = self._tag(block, records, number)
-                if tag is None:
-                    return tags[:number]
-                tags[number] = tag
-            which, look = which[look:], 2 * look
-        return tags
-
-    def _tag(self, block: bytes, records: _Records, number: int) -> int | None:
-        """The number of one record's tag, by itself; None where its checksum is wrong."""
-        start, end = int(records.starts[number]), int(records.ends[number])
-        if masked_crc(block[start:end]) != int.from_bytes(block[end : end + FOOTER_SIZE], "little"):
-            return None
-        if not records.plain[number]:
-            return -1
-        template = block[records.templates[number] : end - _VALUE_SIZE]
-        rest = int(records.rests[number])
-        kind = self._kinds.get(rest)
-        if kind is not None and kind.template == template:
-            return kind.tag
-        name = plain_scalar_tag(template)
-        tag = -1 if name is None else self._number_of(name)
-        if kind is None and len(self._kinds) < _MOST_KNOWN:
-            self._kinds[rest] = _Kind(template, end - start, tag)
-            self._known = None
-        return tag
+def _tag(block: bytes, records: _Records, number: int, number_of: Callable[[str], int]) -> int | None:
+    """The number of one record's tag, by itself; None where its checksum is wrong."""
+    start, end = int(records.starts[number]), int(records.ends[number])
+    if masked_crc(block[start:end]) != int.from_bytes(block[end : end + FOOTER_SIZE], "little"):
+        return None
+    name = plain_scalar_tag(block[records.templates[number] : end - _VALUE_SIZE]) if records.plain[number] else None
+    return -1 if name is None else number_of(name)
 
 
 # --- where records are ------------------------------------------------------------------------------------------------

@@ -208,12 +208,11 @@ def read_on(stream: BinaryIO, total: int, columns: Columns, offset: int = 0) -> 
         RecordsEnd: The walk ended at a record that is cut off or damaged.
     """
     # Imports numpy, which the start of the command line does not need.
-    from nightbridge.outputs.event_blocks import BLOCK, BlockReader
+    from nightbridge.outputs.event_blocks import BLOCK, read_block
 
-    reader = BlockReader(columns.number_of)
     while offset < total:
         stream.seek(offset)
-        block = reader.read(stream.read(min(BLOCK, total - offset)))
+        block = read_block(stream.read(min(BLOCK, total - offset)), columns.number_of)
         for piece in block.pieces:
             if isinstance(piece, bytes):
                 columns.add(piece)

@@ -397,7 +397,7 @@ class TestBlocks:
 
     @pytest.mark.thorough
     def test_every_flipped_byte_of_records_like_those_before_is_found(
-        self, event_file: Callable[..., EventFileBuilder], monkeypatch: pytest.MonkeyPatch
+        self, event_file: Callable[..., EventFileBuilder]
     ) -> None:
         builder = event_file()
         for step in (*range(1, 12), *range(126, 132), 16383, 16384, 2**21):
@@ -405,8 +405,6 @@ class TestBlocks:
         path = builder.write()
         whole, offsets = path.read_bytes(), _record_offsets(path)
         rows = list(read_event_file(path).rows)
-        monkeypatch.setattr(event_blocks, "_FIRST_LOOK", 1)  # all others are compared with what is known
-        assert list(read_event_file(path).rows) == rows
         for position in range(offsets[1], len(whole)):
             damaged = bytearray(whole)
             damaged[position] ^= 1 << position % 8
