@@ -41,7 +41,8 @@ class SettingsBlock(Block):
             ValueError: The block holds secrets and was never saved, so nothing could refer to it.
         """
         names = kind.model_fields.keys() & type(self).model_fields.keys()
-        values = {name: self._setting(name) for name in names}
+        values = {name: getattr(self, name) for name in names}
+        values |= {name: self.reference(name) for name, value in values.items() if isinstance(value, SecretStr)}
         return at_home(kind.model_validate(values | given))
 
     def reference(self, field: str) -> SecretRef | None:
@@ -57,7 +58,3 @@ class SettingsBlock(Block):
                 f"save the {self._block_type_name} block before using its secrets: they are looked up by its name"
             )
         return SecretRef(source="block", name=f"{self._block_type_slug}/{self._block_document_name}#{field}")
-
-    def _setting(self, field: str) -> Any:
-        value = getattr(self, field)
-        return self.reference(field) if isinstance(value, SecretStr) else value

@@ -123,21 +123,16 @@ def side_by_side(call: Callable[[A], R], arguments: Sequence[A], *, most: int) -
     calls = _Calls([partial(one, number, argument) for number, argument in enumerate(arguments)])
     try:
         calls.start(most, "subflow")
-        _wait_for(calls.results)
+        going = set(calls.results)
+        while going:
+            ended, going = wait(going, timeout=_LOOK_AGAIN, return_when=FIRST_EXCEPTION)
+            for result in ended:
+                result.result()
+            raise_if_interrupted()
     except BaseException as error:
         _leave_together(error, calls)
         raise
     return [result.result() for result in calls.results]
-
-
-def _wait_for(results: Sequence[Future[R]]) -> None:
-    """Wait until all have ended, or raise the error of the first that fails, or what interrupts this flow run."""
-    going = set(results)
-    while going:
-        ended, going = wait(going, timeout=_LOOK_AGAIN, return_when=FIRST_EXCEPTION)
-        for result in ended:
-            result.result()
-        raise_if_interrupted()
 
 
 def _leave_together(cause: BaseException, calls: "_Calls[Any]") -> None:

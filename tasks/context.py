@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
@@ -206,15 +206,12 @@ def raise_if_interrupted() -> None:
     if context := FlowRunContext.get():
         context.flow_run_suspension_request.raise_if_requested()
     scope = _scope.get()
-    if scope is not None and scope.interruption is not None and (cause := scope.interruption.any_cause) is not None:
-        _raise_again(cause)
-
-
-def _raise_again(cause: BaseException) -> NoReturn:
-    match cause:
-        case TerminationSignal():
+    match scope and scope.interruption and scope.interruption.any_cause:
+        case None:
+            return
+        case TerminationSignal() as cause:
             raise TerminationSignal(signal=cause.signal)
-        case Pause():
+        case Pause() as cause:
             raise Pause(state=cause.state)
         case _:
             raise KeyboardInterrupt("the process was interrupted; submitted jobs keep running")

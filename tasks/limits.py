@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from httpx import HTTPStatusError, codes
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
@@ -79,18 +79,13 @@ def _make(limits: Mapping[str, int]) -> None:
     """Create the limits, or set them to the cluster's settings of now; once in a night."""
     night = this_night()
     with night.lock, get_client(sync_client=True) as client:
-        for name, slots in limits.items():
-            if (name, slots) not in night.limits:
-                _make_one(client, name, slots)
-                night.limits.add((name, slots))
-
-
-def _make_one(client: SyncPrefectClient, name: str, slots: int) -> None:
-    with contextlib.suppress(ObjectAlreadyExists):  # another process was as quick
-        client.upsert_global_concurrency_limit_by_name(name, slots)
-    if PREFECT_API_URL.value() is None:
-        # Prefect's server for one process forgets leases, and so never takes a dead process's slots back.
-        client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(active_slots=0))
+        for name, slots in limits.items() - night.limits:
+            with contextlib.suppress(ObjectAlreadyExists):  # another process was as quick
+                client.upsert_global_concurrency_limit_by_name(name, slots)
+            if PREFECT_API_URL.value() is None:
+                # Prefect's server for one process forgets leases, and so never takes a dead process's slots back.
+                client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(active_slots=0))
+            night.limits.add((name, slots))
 
 
 class _GivenUp(Exception):
@@ -128,11 +123,7 @@ def _slot(name: str) -> contextlib.AbstractContextManager[None]:
     not Prefect's server can count it.
     """
     return concurrency(
-        name,
-        strict=True,
-        max_retries=0,
-        lease_duration=LEASE_SECONDS,
-        raise_on_lease_renewal_failure=False,
+        name, strict=True, max_retries=0, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False
     )
 
 
@@ -143,11 +134,8 @@ def _refusal(names: list[str], error: ConcurrencySlotAcquisitionError) -> str:
         PermanentError: The limit is gone: that is no wait.
     """
     if error.__cause__ is None:
-        raise PermanentError(
-            "the limit is gone from Prefect's server",
-            subject=", ".join(names),
-            advice="Start the night again",
-        ) from error
+        what, advice = "the limit is gone from Prefect's server", "Start the night again"
+        raise PermanentError(what, subject=", ".join(names), advice=advice) from error
     if isinstance(error.__cause__, HTTPStatusError) and error.__cause__.response.status_code == codes.LOCKED:
         return "all are taken"
     return " ".join(str(error.__cause__).split())[:200]

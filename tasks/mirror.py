@@ -193,12 +193,19 @@ def send_events(events: Sequence[Event]) -> None:
     in memory what it has taken, for 5 s by default, and forgets it when it is killed. An event that is sent again under
     the same id is kept once. The flow run that they come from, if any, becomes a related resource.
     """
-    related = _related()
+    related = []
+    if flow_run := this_flow_run():
+        labels = {
+            "prefect.resource.id": f"prefect.flow-run.{flow_run.id}",
+            "prefect.resource.role": "flow-run",
+            "prefect.resource.name": flow_run.name,
+        }
+        related.append(RelatedResource(labels))
     documents = [event.model_copy(update={"related": related}).model_dump(mode="json") for event in events]
 
     def post(client: SyncPrefectClient) -> None:
         client.request("POST", "/events", json=documents)
-        if (flow_run := this_flow_run()) and flow_run.deployment_id:
+        if flow_run and flow_run.deployment_id:
             _wait_until_written(client, events[-1])
 
     insist("the night's events", on_server(post))
@@ -218,18 +225,6 @@ def _wait_until_written(client: SyncPrefectClient, last: Event) -> None:
             raise PrefectAway(reason, subject="the night's events", advice="Look at the server's log")
         raise_if_interrupted()
         time.sleep(0.5)
-
-
-def _related() -> list[RelatedResource]:
-    flow_run = this_flow_run()
-    if flow_run is None:
-        return []
-    labels = {
-        "prefect.resource.id": f"prefect.flow-run.{flow_run.id}",
-        "prefect.resource.role": "flow-run",
-        "prefect.resource.name": flow_run.name,
-    }
-    return [RelatedResource(labels)]
 
 
 def _reason(error: Exception) -> str:

@@ -5,6 +5,7 @@ Night and plan are settled at the first start and kept: every restart, and a can
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, time
+from functools import partial
 from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -227,24 +228,17 @@ def own_night(chosen: ChosenNight, scenario: Scenario, site: Site) -> tuple[Chos
     Raises:
         InvalidInput: Another cluster has the night in this store.
     """
-    names = _possible_nights(chosen)
-    found, earlier = _read_night(chosen, next(names), scenario.name, site)
-    while earlier is not None and (
-        _is_other_slot(earlier.slot, chosen.slot) or _is_of_other_tests(earlier, chosen.slot, scenario, site)
-    ):
-        run_log().info("night %s is that of the slot at %s %s", found.night, earlier.slot, earlier.deployment)
-        found, earlier = _read_night(chosen, next(names), scenario.name, site)
+    for name in _possible_nights(chosen):
+        earlier = patiently(partial(_read_start, name, scenario.name, site))
+        if earlier is None or not _is_anothers(earlier, chosen.slot, scenario, site):
+            break
+        run_log().info("night %s is that of the slot at %s %s", name, earlier.slot, earlier.deployment)
     if earlier is not None and earlier.cluster != site.cluster.name:
         raise InvalidInput(
             f"the store has this night already, of cluster {earlier.cluster}, not of {site.cluster.name}",
-            subject=f"{scenario.name}, night {found.night}",
+            subject=f"{scenario.name}, night {name}",
             advice="Give each cluster a store of its own, such as a prefix in the store's URL, or the night another id",
         )
-    return found, earlier
-
-
-def _read_night(chosen: ChosenNight, name: str, scenario: str, site: Site) -> tuple[ChosenNight, NightStart | None]:
-    earlier = patiently(lambda: read_start(store_of(site), name, scenario))
     return chosen.model_copy(update={"night": name}), earlier
 
 
@@ -257,14 +251,18 @@ def _possible_nights(chosen: ChosenNight) -> Iterator[str]:
         yield from (f"{timed}-{number}" for number in count(2))
 
 
-def _is_other_slot(one: datetime | None, other: datetime | None) -> bool:
-    return one is not None and other is not None and one.astimezone(UTC) != other.astimezone(UTC)
+def _read_start(night: str, scenario: str, site: Site) -> NightStart | None:
+    return read_start(store_of(site), night, scenario)
 
 
-def _is_of_other_tests(earlier: NightStart, slot: datetime | None, scenario: Scenario, site: Site) -> bool:
-    """Whether another deployment on this cluster began a night of the slot, with tests that this one leaves out."""
-    is_others = slot is not None and deployment.name and earlier.deployment not in ("", deployment.name)
-    return bool(is_others and earlier.slot and earlier.cluster == site.cluster.name and _left_out(scenario, earlier))
+def _is_anothers(earlier: NightStart, slot: datetime | None, scenario: Scenario, site: Site) -> bool:
+    """Whether a night is that of another slot, or of this one with tests that this deployment on this cluster lacks."""
+    if earlier.slot is None or slot is None:
+        return False
+    if earlier.slot.astimezone(UTC) != slot.astimezone(UTC):
+        return True
+    is_others = deployment.name and earlier.deployment not in ("", deployment.name)
+    return bool(is_others and earlier.cluster == site.cluster.name and _left_out(scenario, earlier))
 
 
 def _left_out(scenario: Scenario, earlier: NightStart) -> list[str]:

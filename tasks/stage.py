@@ -51,13 +51,7 @@ def first_delay() -> float:
 
 def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
     """Retry condition of every stage: only an error that may pass is worth another try."""
-    try:
-        state.result()
-    except TransientError:
-        return True
-    except BaseException:  # the answer is about this error, whatever it is; the state still carries it
-        return False
-    return False
+    return isinstance(state.result(raise_on_failure=False), TransientError)
 
 
 def stage_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
