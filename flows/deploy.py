@@ -6,7 +6,7 @@ python -m nightbridge.flows.deploy night [ID [DEPLOYMENT]]      start a nightly 
 import contextlib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -72,16 +72,14 @@ class Request(Model):
 
 
 class _Wanted(NamedTuple):
-    """One deployment to make: its definition in prefect.yaml, its flow, and the scenario that it is for.
+    """One deployment to make: its definition in prefect.yaml, its flow, and the scenario that it is for."""
 
-    The schedules whose slugs are in `off` are switched off.
-    """
-
+    request: Request
+    cluster: str
     definition: Mapping[str, Any]
     flow: Flow[..., Any]
     file: Path | None
     offered: Mapping[str, Scenario]
-    off: tuple[str, ...] = ()
 
     @property
     def swept(self) -> bool:
@@ -97,30 +95,38 @@ class _Wanted(NamedTuple):
     def is_of_site(self) -> bool:
         return "system" in self.flow.parameters.properties
 
-    def name(self, request: Request, cluster: str) -> str:
+    @property
+    def name(self) -> str:
         """As in prefect.yaml, where nothing else is requested; else with the scenario and the cluster."""
         parts = [self.definition["name"]]
-        if request.files:
-            parts += [*([slug(self.file.stem)] if self.file else []), *([slug(cluster)] if self.is_of_site else [])]
+        if self.request.files:
+            parts += [slug(self.file.stem)] if self.file else []
+            parts += [slug(self.cluster)] if self.is_of_site else []
         return "-".join(parts)
 
-    def tags(self, cluster: str) -> list[str]:
-        of_site = [f"cluster:{cluster}"] if self.is_of_site else []
+    @property
+    def full_name(self) -> str:
+        return f"{self.flow.name}/{self.name}"
+
+    @property
+    def tags(self) -> list[str]:
+        of_site = [f"cluster:{self.cluster}"] if self.is_of_site else []
         of_scenario = [f"scenario:{self.offered[str(self.file)].name}"] if self.file else []
         return [*self.definition["tags"], *of_scenario, *of_site]
 
-    def queue(self, request: Request, cluster: str) -> str | None:
+    @property
+    def queue(self) -> str | None:
         queue = self.definition["work_pool"].get("work_queue_name")
-        return f"{queue}-{slug(cluster)}" if queue and request.files else queue
+        return f"{queue}-{slug(self.cluster)}" if queue and self.request.files else queue
 
-    def schedules(self, request: Request) -> list[DeploymentScheduleCreate]:
+    def schedules(self, off: Collection[str] = ()) -> list[DeploymentScheduleCreate]:
+        """Its schedules; those whose slugs are in `off` are switched off."""
+        cron, timezone = self.request.cron if self.file else None, self.request.timezone
         return [
             DeploymentScheduleCreate(
-                schedule=_cron_schedule(
-                    (self.file and request.cron) or given["cron"], request.timezone or given.get("timezone")
-                ),
+                schedule=_cron_schedule(cron or given["cron"], timezone or given.get("timezone")),
                 slug=given["slug"],
-                active=given["slug"] not in self.off,
+                active=given["slug"] not in off,
             )
             for given in self.definition.get("schedules", ())
         ]
@@ -131,11 +137,8 @@ def _cron_schedule(cron: str, timezone: str | None) -> CronSchedule:
         return CronSchedule(cron=cron, timezone=timezone)
     except ValidationError as error:
         wrong = error.errors()[0]
-        raise InvalidInput(
-            wrong["msg"].removeprefix("Value error, "),
-            subject=str(wrong["input"]),
-            advice="Check --cron and --timezone",
-        ) from error
+        what = wrong["msg"].removeprefix("Value error, ")
+        raise InvalidInput(what, subject=str(wrong["input"]), advice="Check --cron and --timezone") from error
 
 
 def _definitions() -> list[Mapping[str, Any]]:
@@ -172,32 +175,39 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
         reach_server_with_blocks(request.choice)
     site = load_site(request.choice)
     cluster = site.cluster.name
-    wanted = [each for definition in definitions for each in _wanted(definition, request, offered) if each.has_tests]
-    _check_names(wanted, request, cluster)
+    every = (each for definition in definitions for each in _wanted(request, cluster, definition, offered))
+    wanted = [each for each in every if each.has_tests]
+    _check_names(wanted)
     for each in wanted:
-        each.schedules(request)
+        each.schedules()
     reach_server()  # only now: one of this process's own takes half a minute to start
     with get_client(sync_client=True) as client:
         _check_git_token(client, request)
         given = site_parameters(client, _lasting(request, site))
         recipients = notification_blocks(site)
-        moved = _moved(client, wanted, request, cluster, given.get("system"))
+        formers = {each.full_name: former for each in wanted if (former := _former(client, each.full_name))}
+        moved = _moved(wanted, formers, given.get("system"))
         for block in BLOCKS:
             block.register_type_and_schema(_sync=True)  # type: ignore[call-arg]
         for name in FORMER_AUTOMATIONS:
             for automation in client.read_automations_by_name(name):
                 client.delete_automation(automation.id)
-        queues = {(each.definition["work_pool"]["name"], each.queue(request, cluster)) for each in wanted}
+        queues = {(each.definition["work_pool"]["name"], each.queue) for each in wanted}
+        template = ProcessWorker.get_default_base_job_template()
         for pool in sorted({pool for pool, _ in queues}):
-            _make_pool(client, pool)
+            with contextlib.suppress(ObjectAlreadyExists):
+                client.create_work_pool(WorkPoolCreate(name=pool, type=ProcessWorker.type, base_job_template=template))
         for pool, queue in sorted((pool, queue) for pool, queue in queues if queue):
             yield _make_queue(client, pool, queue)
         results = _results_block(site)
-        for each in (_as_switched(client, each, request, cluster) for each in wanted):
-            made = _make_deployment(client, each, request, cluster, site_of_form(each.flow, given, site), results)
-            changed = f", no longer for {moved[made]}" if made in moved else ""
-            yield f"{made}{changed}{', its schedule stays switched off' if each.off else ''}"
-        yield from make_automations(client, site.cluster.name, recipients)
+        for each in wanted:
+            name, former = each.full_name, formers.get(each.full_name)
+            # It is about to get new schedules: what somebody has switched off stays so.
+            off = [known.slug for known in former.schedules if known.slug and not known.active] if former else []
+            _make_deployment(client, each, site_of_form(each.flow, given, site), results, off)
+            changed = f", no longer for {moved[name]}" if name in moved else ""
+            yield f"deployment {name}{changed}{', its schedule stays switched off' if off else ''}"
+        yield from make_automations(client, cluster, recipients)
 
 
 def _check_git(request: Request) -> None:
@@ -223,63 +233,67 @@ def _check_git_token(client: SyncPrefectClient, request: Request) -> None:
             raise InvalidInput("no Secret block of this name", subject=request.git_token, advice=advice) from error
 
 
-def _wanted(definition: Mapping[str, Any], request: Request, offered: Mapping[str, Scenario]) -> Iterator[_Wanted]:
+def _wanted(
+    request: Request, cluster: str, definition: Mapping[str, Any], offered: Mapping[str, Scenario]
+) -> Iterator[_Wanted]:
     """A deployment of each scenario that is requested, else of the definition's own; one where it is of none."""
     flow: Flow[..., Any] = import_object(definition["entrypoint"])
     own = definition.get("parameters", {}).get("scenario")
     for file in (request.files or [Path(own)]) if own else [None]:
-        yield _Wanted(definition, flow, file, offered)
+        yield _Wanted(request, cluster, definition, flow, file, offered)
 
 
-def _check_names(wanted: Iterable[_Wanted], request: Request, cluster: str) -> None:
+def _check_names(wanted: Iterable[_Wanted]) -> None:
     """Refuse files whose deployments would have the same names: the last one's would replace the others'."""
     files: dict[str, Path] = {}
     for each in wanted:
         if each.file is None:
             continue
-        name = each.name(request, cluster)
-        other = files.setdefault(name, each.file)
+        other = files.setdefault(each.name, each.file)
         if other.absolute() != each.file.absolute():
-            raise InvalidInput(
-                f"both would be the deployment {name}", subject=f"{other} and {each.file}", advice="Rename one of them"
-            )
+            what = f"both would be the deployment {each.name}"
+            raise InvalidInput(what, subject=f"{other} and {each.file}", advice="Rename one of them")
 
 
-def _moved(
-    client: SyncPrefectClient, wanted: Iterable[_Wanted], request: Request, cluster: str, system: object
-) -> dict[str, str]:
-    """What the deployments that are to be replaced were for, where that is another place or cluster: by deployment.
+def _former(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
+    """The deployment that one of this name is about to replace."""
+    try:
+        return client.read_deployment_by_name(name)
+    except ObjectNotFound:
+        return None
+
+
+def _moved(wanted: Iterable[_Wanted], formers: Mapping[str, DeploymentResponse], system: object) -> dict[str, str]:
+    """What the deployments that are to be replaced were for, where that is another place or cluster: by their names.
 
     Raises:
         InvalidInput: It is another scenario, or another site, which would not be run any more.
     """
     found = {}
     for each in wanted:
-        name = f"{each.flow.name}/{each.name(request, cluster)}"
-        try:
-            former = client.read_deployment_by_name(name)
-        except ObjectNotFound:
+        name, former = each.full_name, formers.get(each.full_name)
+        if former is None:
             continue
         advice = f"or remove that one first: prefect deployment delete {name}"
-        if each.is_of_site and (other := _tagged(former, "cluster:")) not in ("", cluster):
+        if each.is_of_site and (other := _tagged(former, "cluster:")) not in ("", each.cluster):
             if former.parameters.get("system") not in (None, system):
                 raise InvalidInput(
                     f"it would replace the deployment {name} of the cluster {other}",
-                    subject=cluster,
+                    subject=each.cluster,
                     advice=f"Name the scenarios, so that each cluster has deployments of its own, {advice}",
                 )
-            found[f"deployment {name}"] = f"the cluster {other}"
-        if each.file is None or not request.files:
+            found[name] = f"the cluster {other}"
+        if each.file is None or not each.request.files:
             continue
         place = _place(str(former.parameters.get("scenario", "")), former.pull_steps)
-        if place != _place(str(each.file), [_pull_step(request)]):
+        if place != _place(str(each.file), [_pull_step(each.request)]):
             if _tagged(former, "scenario:") not in ("", each.offered[str(each.file)].name):
                 raise InvalidInput(
                     f"it would replace the deployment {name} of {place}",
                     subject=str(each.file),
                     advice=f"Rename the file, {advice}",
                 )
-            found[f"deployment {name}"] = place
+            found[name] = place
     return found
 
 
@@ -311,19 +325,10 @@ def _results_block(site: SiteSettings) -> str:
     return f"{HarvestStore.get_block_type_slug()}/{name}"
 
 
-def _as_switched(client: SyncPrefectClient, wanted: _Wanted, request: Request, cluster: str) -> _Wanted:
-    """The deployment with those schedules off that somebody has switched off: it is about to get new ones."""
-    try:
-        former = client.read_deployment_by_name(f"{wanted.flow.name}/{wanted.name(request, cluster)}")
-    except ObjectNotFound:
-        return wanted
-    return wanted._replace(off=tuple(each.slug for each in former.schedules if each.slug and not each.active))
-
-
 def _make_deployment(
-    client: SyncPrefectClient, wanted: _Wanted, request: Request, cluster: str, given: dict[str, Any], results: str
-) -> str:
-    flow, definition = wanted.flow, wanted.definition
+    client: SyncPrefectClient, wanted: _Wanted, given: dict[str, Any], results: str, off: Collection[str]
+) -> None:
+    request, flow, definition = wanted.request, wanted.flow, wanted.definition
     known = flow.parameters.properties
     parameters = {
         **definition.get("parameters", {}),
@@ -333,26 +338,24 @@ def _make_deployment(
     }
     pool, limit = definition["work_pool"], definition.get("concurrency_limit", {})
     environment = {**pool.get("job_variables", {}).get("env", {}), RESULTS_SETTING: results}
-    name = wanted.name(request, cluster)
     client.create_deployment(
         flow_id=client.create_flow(flow),
-        name=name,
+        name=wanted.name,
         version=__version__,
         entrypoint=definition["entrypoint"],
         description=definition["description"],
-        tags=wanted.tags(cluster),
+        tags=wanted.tags,
         parameters=parameters,
         parameter_openapi_schema=form_of(flow, parameters, wanted.offered, swept=wanted.swept),
         enforce_parameter_schema=True,
-        schedules=wanted.schedules(request),
+        schedules=wanted.schedules(off),
         concurrency_limit=limit.get("limit"),
         concurrency_options=ConcurrencyOptions(collision_strategy=limit["collision_strategy"]) if limit else None,
         pull_steps=[_pull_step(request)],
         work_pool_name=pool["name"],
-        work_queue_name=wanted.queue(request, cluster),
+        work_queue_name=wanted.queue,
         job_variables={"env": environment},
     )
-    return f"deployment {flow.name}/{name}"
 
 
 def _pull_step(request: Request) -> dict[str, Any]:
@@ -362,12 +365,6 @@ def _pull_step(request: Request) -> dict[str, Any]:
     token = f"{{{{ prefect.blocks.secret.{request.git_token} }}}}" if request.git_token else None
     options = {"repository": request.git, "branch": request.branch, "access_token": token}
     return {"prefect.deployments.steps.git_clone": {name: value for name, value in options.items() if value}}
-
-
-def _make_pool(client: SyncPrefectClient, name: str) -> None:
-    template = ProcessWorker.get_default_base_job_template()
-    with contextlib.suppress(ObjectAlreadyExists):
-        client.create_work_pool(WorkPoolCreate(name=name, type=ProcessWorker.type, base_job_template=template))
 
 
 def _make_queue(client: SyncPrefectClient, pool: str, name: str) -> str:
@@ -400,7 +397,11 @@ def start_night(night: str, name: str = "") -> str:
         deployment = _only([*begun] or [each.name for each in deployments], night)
         known = begun.get(deployment)
         if known is None:
-            return _started(deployment, night)
+            key, full_name = _key(deployment, night), f"{NIGHTLY}/{deployment}"
+            parameters = {"night": night}
+            made = run_deployment(full_name, parameters=parameters, idempotency_key=key, timeout=0, as_subflow=False)
+            # Prefect types what serves sync and async callers as either.
+            return f"night {night}: flow run {cast('FlowRun', made).id}, started"
         assert known.state is not None
         what = f"night {night}: flow run {known.id}"
         if not known.state.is_final():
@@ -445,39 +446,26 @@ def _key(deployment: str, night: str) -> str:
     return f"night-{night}" if deployment == NIGHTS else f"night-{night}-{deployment}"
 
 
-def _started(deployment: str, night: str) -> str:
-    key, name = _key(deployment, night), f"{NIGHTLY}/{deployment}"
-    started = run_deployment(name, parameters={"night": night}, idempotency_key=key, timeout=0, as_subflow=False)
-    flow_run = cast("FlowRun", started)  # Prefect types what serves sync and async callers as either
-    return f"night {night}: flow run {flow_run.id}, started"
-
-
 def _flow_run_of(client: SyncPrefectClient, deployment: DeploymentResponse, night: str) -> FlowRun | None:
     """The deployment's flow run of a night: the one that began it last, be it the schedule's, else the one by hand."""
     by_hand = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=[_key(deployment.name, night)]))
-    found = [*_read(client, _recorded(deployment, night)), *client.read_flow_runs(flow_run_filter=by_hand)]
+    found = [*_recorded(client, deployment, night), *client.read_flow_runs(flow_run_filter=by_hand)]
     own = [run for run in found if run.deployment_id == deployment.id]
     return next((run for run in own if run.state and not run.state.is_final()), own[0] if own else None)
 
 
-def _recorded(deployment: DeploymentResponse, night: str) -> list[UUID]:
+def _recorded(client: SyncPrefectClient, deployment: DeploymentResponse, night: str) -> Iterator[FlowRun]:
     """The flow runs that began a night, as the store has them."""
     try:
         nights = find_nights(store_of(site_of(**deployment.parameters)), night=night)
     except NightbridgeError as error:
         print(f"nights by the schedule are not looked for: {error}", file=sys.stderr)
-        return []
-    return [UUID(found.start.flow_run) for found in nights if found.start.flow_run]
-
-
-def _read(client: SyncPrefectClient, flow_runs: Iterable[UUID]) -> list[FlowRun]:
-    found = []
-    for flow_run in flow_runs:
-        try:
-            found.append(client.read_flow_run(flow_run))
-        except ObjectNotFound:  # old flow runs are removed from Prefect's database, nights stay in the store
-            continue
-    return found
+        return
+    for found in nights:
+        # Old flow runs are removed from Prefect's database, nights stay in the store.
+        with contextlib.suppress(ObjectNotFound):
+            if found.start.flow_run:
+                yield client.read_flow_run(UUID(found.start.flow_run))
 
 
 def main(arguments: list[str]) -> int:
