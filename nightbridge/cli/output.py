@@ -46,6 +46,9 @@ def show(as_json: bool, document: object, lines: "Callable[[], Iterable[str | Ta
         print_all(lines())
 
 
+_WIDE = 400
+
+
 def print_all(lines: "Iterable[str | Table]") -> None:
     """Print lines and tables on stdout, each as soon as it is there, whether or not somebody reads them.
 
@@ -58,20 +61,14 @@ def print_all(lines: "Iterable[str | Table]") -> None:
             else:
                 from rich.console import Console
 
-                Console(width=_width_of_tables()).print(line)
+                # In a file or a pipe no name is folded, so that it can be searched for.
+                as_terminal = sys.stdout is None or is_terminal(sys.stdout) or "COLUMNS" in os.environ
+                Console(width=None if as_terminal else _WIDE).print(line)
 
 
 def is_terminal(stream: "TextIO | None") -> bool:
     """Whether a standard stream is one; None is a stream that who started this has closed."""
     return stream is not None and stream.isatty()
-
-
-_WIDE = 400
-
-
-def _width_of_tables() -> int | None:
-    """None for that of the terminal; in a file or a pipe no name is folded, so that it can be searched for."""
-    return None if sys.stdout is None or is_terminal(sys.stdout) or "COLUMNS" in os.environ else _WIDE
 
 
 def print_csv(rows: Iterable[Sequence[object]]) -> None:
@@ -217,12 +214,11 @@ def quiet(log: Path) -> Iterator[None]:
         for handler in logger.handlers
         if isinstance(handler, PrefectConsoleHandler)
     ]
-    progress, unwritable = RunTable(), set[str]()
+    progress, file = RunTable(), _LogFile(log, encoding="utf-8", delay=True)
     with ExitStack() as stack:
+        stack.callback(file.close)
         for logger, console in consoles:
-            file = _LogFile(log, unwritable)
             file.setFormatter(console.formatter)
-            stack.callback(file.close)
             logger.removeHandler(console)
             logger.addHandler(file)
             stack.callback(logger.addHandler, console)
@@ -292,17 +288,15 @@ class _LogFile(logging.FileHandler):
     A disk that is full ends no night and is said once: what must be written says by itself that it could not be.
     """
 
-    def __init__(self, log: Path, unwritable: set[str]) -> None:
-        super().__init__(log, encoding="utf-8", delay=True)
-        self._unwritable = unwritable
+    _said = ""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say why the log is not written, once for all that write it."""
+        """Say why the log is not written, once."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif (reason := error.strerror or str(error)) not in self._unwritable:
-            self._unwritable.add(reason)
+        elif (reason := error.strerror or str(error)) != self._said:
+            self._said = reason
             note(f"{self.baseFilename}: the log is not written: {reason}")
 
     def close(self) -> None:
