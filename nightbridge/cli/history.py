@@ -17,7 +17,6 @@ from nightbridge.cli.options import (
     check_folder,
     load_site,
     named_run,
-    named_test,
     note_no_site,
     open_site_store,
     refuse_ignored,
@@ -365,17 +364,15 @@ def bisect(
     from nightbridge.bisect.plan import BisectRequest
     from nightbridge.bisect.result import result_lines
     from nightbridge.flows import bisect_regression
-    from nightbridge.models import is_run_key, slug
+    from nightbridge.models import slug
     from nightbridge.tasks.bisect import price
 
     known: dict[str, Repository] = {"megatron-bridge": "megatron_bridge", "nemo-run": "nemo_run"}
     if repository is not None and repository.lower() not in known:
         raise InvalidInput("no such repository", subject=repository, advice="Use megatron-bridge or nemo-run")
     site = load_site(choice)
-    named, (test_id, until) = test_id, named_test(site, test_id)
-    search: dict[str, Any] = {
-        "run_key": named if is_run_key(named) else None,
-        "until": until,
+    test_id, search = _named_search(site, test_id)
+    search |= {
         "metric": metric,
         "repository": known[repository.lower()] if repository else None,
         "good": good,
@@ -422,14 +419,12 @@ def attribute(
     from nightbridge.attribution.plan import AttributionRequest
     from nightbridge.attribution.result import result_lines, sentence
     from nightbridge.flows import attribute_regression
-    from nightbridge.models import is_run_key, slug
+    from nightbridge.models import slug
     from nightbridge.tasks.attribute import cost_of
 
     site = load_site(choice)
-    named, (test_id, until) = test_id, named_test(site, test_id)
-    request: dict[str, Any] = {
-        "run_key": named if is_run_key(named) else None,
-        "until": until,
+    test_id, request = _named_search(site, test_id)
+    request |= {
         "metric": metric,
         "good": good,
         "bad": bad,
@@ -447,6 +442,15 @@ def attribute(
     known = {"sentence": sentence(result), "gpu_hours": result.gpu_hours, "found": result.is_found}
     show(as_json, {**result.model_dump(mode="json"), **known}, lambda: result_lines(result))
     return 0 if result.is_found else 1
+
+
+def _named_search(site: "Site", name: str) -> tuple[str, dict[str, Any]]:
+    """The test that a name means on the command line, and what a request takes of the name itself."""
+    from nightbridge.models import is_run_key
+    from nightbridge.nights.records import find_test
+
+    test_id, until = find_test(open_site_store(site), name)
+    return test_id, {"run_key": name if is_run_key(name) else None, "until": until}
 
 
 def _goes_on(yes: bool) -> bool:

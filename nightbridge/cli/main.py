@@ -152,8 +152,10 @@ def _ending(error: BaseException) -> tuple[str, int]:
             return str(error), EXIT_INVALID
         case NightbridgeError():
             return str(error), EXIT_INTERNAL
-        case OSError():
-            return _system_error(error), EXIT_INTERNAL
+        case OSError():  # a file or folder that this machine does not let us read or write
+            reason = error.strerror or f"{type(error).__name__}: {error}"
+            advice = "Check the path, and this user's rights to it"
+            return f"{error.filename}: {reason}. {advice}" if error.filename else reason, EXIT_INTERNAL
         case KeyboardInterrupt() | typer.Abort():
             return "interrupted; a job that was submitted keeps running", EXIT_INTERRUPTED
         case runs.Terminated():
@@ -179,12 +181,6 @@ def _command_meant(name: str) -> str:
     """The command that somebody means by a name, as a sentence; empty where none is near."""
     near = MEANT.get(name) or next(iter(get_close_matches(name, COMMANDS, n=1)), "")
     return f"Did you mean `nightbridge {near}`? " if near else ""
-
-
-def _system_error(error: OSError) -> str:
-    """A file or folder that this machine does not let us read or write."""
-    reason = error.strerror or f"{type(error).__name__}: {error}"
-    return f"{error.filename}: {reason}. Check the path, and this user's rights to it" if error.filename else reason
 
 
 if __name__ == "__main__":

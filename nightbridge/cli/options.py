@@ -16,7 +16,6 @@ from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:
     from nightbridge.models import SecretRef, Site, SiteChoice
-    from nightbridge.slurm.protocol import Cluster
     from nightbridge.store.protocol import ObjectStore
 
 SITE_VARIABLE = "NIGHTBRIDGE_SITE"
@@ -73,17 +72,17 @@ def site_options(*names: SiteOption) -> Callable[[Callable[..., _R]], Callable[.
     return decorate
 
 
-def usual_site_file() -> Path | None:
-    """The site file that is meant where none is named: NIGHTBRIDGE_SITE, this folder's, or the user's own."""
-    if named := os.environ.get(SITE_VARIABLE):
-        return Path(named).expanduser()
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return next((path for path in (Path("site.toml"), home / "nightbridge" / "site.toml") if path.is_file()), None)
-
-
 def _or_usual_site(choice: "SiteChoice") -> "SiteChoice":
-    """The usual site where a command names nothing of one: an option may stand for another place, as the demo's."""
-    found = usual_site_file() if not any(choice.parameters().values()) else None
+    """The usual site where a command names nothing of one: an option may stand for another place, as the demo's.
+
+    It is that of NIGHTBRIDGE_SITE, else this folder's, else the user's own.
+    """
+    if any(choice.parameters().values()):
+        return choice
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    places = (path for path in (Path("site.toml"), home / "nightbridge" / "site.toml") if path.is_file())
+    named = os.environ.get(SITE_VARIABLE)
+    found = Path(named).expanduser() if named else next(places, None)
     if found is None:
         return choice
     note(f"site: {found}")
@@ -129,13 +128,6 @@ def _knock_at_server(choice: "SiteChoice") -> None:
         raise no_block(choice, f"no Prefect server answers at {address.hostname}:{port}") from error
 
 
-def open_site_cluster(site: "Site") -> "Cluster":
-    """Open the site's cluster."""
-    from nightbridge.slurm.factory import cluster_of
-
-    return cluster_of(site)
-
-
 def open_site_store(site: "Site") -> "ObjectStore":
     """Open the site's store."""
     from nightbridge.store.protocol import open_store
@@ -162,13 +154,6 @@ def named_run(site: "Site", name: str) -> str:
     from nightbridge.nights.records import find_run
 
     return name if is_run_key(name) else find_run(open_site_store(site), name)
-
-
-def named_test(site: "Site", name: str) -> tuple[str, str | None]:
-    """The test that a name means on the command line, and the night up to which its history is meant."""
-    from nightbridge.nights.records import find_test
-
-    return find_test(open_site_store(site), name)
 
 
 def block_values(*secrets: "SecretRef | None") -> Callable[[str], str] | None:

@@ -18,7 +18,6 @@ from nightbridge.cli.options import (
     load_site,
     named_run,
     note_no_site,
-    open_site_cluster,
     open_site_store,
     refuse_ignored,
     site_options,
@@ -108,8 +107,14 @@ def run_scenario(
         raise
     document = {**report.model_dump(mode="json"), "exit_code": report.exit_code}
     show(as_json, document, lambda: _night_lines(report, file, choice.as_options()))
-    if junit is not None:
-        _write_junit(junit, report)
+    if junit is not None:  # the night is over and stored, whether or not this file can be written
+        from nightbridge.models import utc_now
+        from nightbridge.report.tables import junit_xml
+
+        now = utc_now()
+        write_file(
+            junit, junit_xml(report.scenario, report.night, report.verdicts, report=report.report, written_at=now)
+        )
     return report.exit_code
 
 
@@ -190,9 +195,15 @@ def logs(
     ] = False,
 ) -> None:
     """Print the log of a run's newest job, or the launcher's where no job has written one."""
+    from nightbridge.slurm.attempts import attempts_of
+
     refuse_ignored("with --follow", {"--errors": follow and errors})
     site = load_site(choice)
-    attempt = _attempts(named_run(site, run_key), site)[-1]
+    run_key = named_run(site, run_key)
+    attempts = attempts_of(run_key, site.workspace)
+    if not attempts:
+        raise _no_run(run_key, site)
+    attempt = attempts[-1]
     found = _logs_of(attempt)
     if not found:
         note(f"{attempt.name} has no log yet")
@@ -214,6 +225,7 @@ def cancel(
     from nightbridge.nights.records import find_nights
     from nightbridge.slurm.attempt_files import last_attempt
     from nightbridge.slurm.attempts import cancel_jobs
+    from nightbridge.slurm.factory import cluster_of
 
     if bool(run_key) == bool(night):
         raise InvalidInput("nothing to cancel", subject="cancel", advice="Name a run, or a night with --night ID")
@@ -227,7 +239,7 @@ def cancel(
             raise _no_run(keys[0], site)
     if not keys:
         raise InvalidInput("no such night", subject=night, advice="`nightbridge nights` lists the nights")
-    cancelled = cancel_jobs(keys, site.workspace, open_site_cluster(site))
+    cancelled = cancel_jobs(keys, site.workspace, cluster_of(site))
     print_all(f"cancelled job {job_id} of {key}" for key, job_id in cancelled.jobs)
     cancelled.check(f"night {night}" if night else keys[0])
     if not cancelled.jobs:
@@ -261,16 +273,6 @@ def _night_lines(report: "NightReport", file: Path, options: str) -> "Iterator[s
     yield f"report: {report.report}"
 
 
-def _write_junit(path: Path, report: "NightReport") -> None:
-    """Write the verdicts for a CI system; the night is over and stored, whether or not this file can be written."""
-    from nightbridge.models import utc_now
-    from nightbridge.report.tables import junit_xml
-
-    write_file(
-        path, junit_xml(report.scenario, report.night, report.verdicts, report=report.report, written_at=utc_now())
-    )
-
-
 def _show_nights(
     found: "Sequence[Night]", store: "ObjectStore", site: "Site", as_json: bool, test_id: str = ""
 ) -> None:
@@ -290,10 +292,11 @@ def _show_nights(
 
 def _statuses(night: "Night", store: "ObjectStore", site: "Site", test_id: str = "") -> "tuple[RunStatus, ...]":
     from nightbridge.nights.status import run_statuses
+    from nightbridge.slurm.factory import cluster_of
 
     tests = tuple(test for test in night.start.tests if test_id in ("", test.test_id))
     start = night.start.model_copy(update={"tests": tests})
-    return run_statuses(start, store, partial(open_site_cluster, site), night.end)
+    return run_statuses(start, store, partial(cluster_of, site), night.end)
 
 
 def _watch_night(name: str | None, store: "ObjectStore", site: "Site") -> None:
@@ -338,8 +341,9 @@ def _follow(attempt: "AttemptContext", site: "Site") -> None:
     Where it has no job, until no night or search is left that could submit one.
     """
     from nightbridge.outputs.logs import LogTail
+    from nightbridge.slurm.factory import cluster_of
 
-    cluster = open_site_cluster(site)
+    cluster = cluster_of(site)
     tails: dict[Path, LogTail] = {}
     ended = False
     while not ended:
@@ -385,35 +389,26 @@ def _errors_in(path: Path) -> "Iterator[str]":
 
 def _show_run_status(run_key: str, attempts: "Iterable[AttemptContext]", site: "Site", as_json: bool) -> None:
     from nightbridge.slurm.attempts import jobs_of, read_ended
+    from nightbridge.slurm.factory import cluster_of
 
-    cluster = open_site_cluster(site)
-    shown: list[dict[str, Any]] = []
-    for attempt in attempts:
-        ended = read_ended(attempt.attempt_dir)
-        shown.append(
-            {
-                "attempt": attempt.name,
-                "folder": attempt.attempt_dir,
-                "jobs": jobs_of(attempt, cluster),
-                "outcome": ended.outcome if ended else None,
-                "reason": ended.outcome_reason if ended else "",
-            }
-        )
+    cluster = cluster_of(site)
+    shown: list[dict[str, Any]] = [
+        {
+            "attempt": attempt.name,
+            "folder": attempt.attempt_dir,
+            "jobs": jobs_of(attempt, cluster),
+            "outcome": ended.outcome if ended else None,
+            "reason": ended.outcome_reason if ended else "",
+        }
+        for attempt in attempts
+        for ended in [read_ended(attempt.attempt_dir)]
+    ]
     show(as_json, {"run_key": run_key, "attempts": shown}, lambda: map(_attempt_line, shown))
 
 
 def _attempt_line(attempt: dict[str, Any]) -> str:
     jobs = ", ".join(f"job {job.job_id} {job.state} {job.reason}".rstrip() for job in attempt["jobs"])
     return f"{attempt['attempt']}: {jobs or 'no job'}; {attempt['outcome'] or 'not ended'} {attempt['reason']}".rstrip()
-
-
-def _attempts(run_key: str, site: "Site") -> "tuple[AttemptContext, ...]":
-    from nightbridge.slurm.attempts import attempts_of
-
-    attempts = attempts_of(run_key, site.workspace)
-    if not attempts:
-        raise _no_run(run_key, site)
-    return attempts
 
 
 def _only_stored(run_key: str, site: "Site") -> InvalidInput | None:

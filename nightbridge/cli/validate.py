@@ -14,7 +14,6 @@ from nightbridge.cli.options import (
     TestsDirOption,
     block_values,
     load_site,
-    open_site_cluster,
     site_options,
 )
 from nightbridge.cli.output import is_terminal, note, note_all, show
@@ -107,8 +106,10 @@ def _files_of(named: Path) -> Iterator[Path]:
 
 def _limits_of(site: "Site") -> "ClusterLimits | None":
     """The limits of the site's cluster; None, and a line about it, while it does not answer."""
+    from nightbridge.slurm.factory import cluster_of
+
     try:
-        return open_site_cluster(site).limits()
+        return cluster_of(site).limits()
     except NightbridgeError as error:
         if isinstance(error, InvalidInput):
             raise
