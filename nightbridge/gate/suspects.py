@@ -24,7 +24,7 @@ from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import changed_topology, good_runs_before, nights_of
 from nightbridge.history.reading import DUMPED
 from nightbridge.history.rows import HistoryRow, Pin, facts_of, good_for
-from nightbridge.launch.config_container import ConfigContainer, container_differences
+from nightbridge.launch.config_container import ConfigContainer, container_differences, load_yaml
 from nightbridge.models import RangeCommit, RepositoryChange, RunRecord, Suspects, ValueChange, Verdict, VerdictStatus
 from nightbridge.models.series import NOT_IN_ARGUMENTS, NOT_IN_ENVIRONMENT, NOT_IN_OVERRIDES
 from nightbridge.store.protocol import ObjectStore
@@ -298,17 +298,15 @@ def _dumped(store: ObjectStore, rows: tuple[HistoryRow, HistoryRow], notes: list
 
 
 def _container(store: ObjectStore, row: HistoryRow, notes: list[str]) -> ConfigContainer | None:
-    import yaml
-
     key = f"{row.prefix}/{DUMPED}"
     data = store.get(key) if row.prefix else None
     if data is None:
         return None
     try:
         commits = {pin.commit: "COMMIT" for pin in row.pins.values()}
-        table = yaml.safe_load(_replaced(data.decode(), row.run_key, row.attempt, commits))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        notes.append(f"{store.url_of(key)}: not valid YAML: {' '.join(str(error).split())}")
+        table = load_yaml(_replaced(data.decode(), row.run_key, row.attempt, commits).encode())
+    except ValueError as error:
+        notes.append(f"{store.url_of(key)}: not valid YAML: {error}")
         return None
     return ConfigContainer(Path(key), table) if isinstance(table, dict) else None
 

@@ -175,18 +175,28 @@ def check_yaml(data: bytes) -> None:
     """Check that values can be built of YAML that a job may have written.
 
     libyaml's parser keeps its own stack and expands nothing. What builds values from its events recurses in C, resolves
-    merge keys into copies, and converts numbers of any length.
+    merge keys into copies, and converts numbers of any length. Who walks the values meets what a reference stands for
+    each time, so it counts each time.
 
     Raises:
         ValueError: It is not YAML, or nests deeper, holds more, or has other things than a configuration.
     """
     import yaml
 
-    depth = 0
+    number, opened, sizes = 0, list[tuple[str | None, int]](), dict[str | None, int]()
     try:
-        for number, event in enumerate(yaml.parse(data, Loader=yaml.CSafeLoader)):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MAX_DEPTH or number > _MAX_EVENTS:
+        for event in yaml.parse(data, Loader=yaml.CSafeLoader):
+            number += 1
+            if isinstance(event, yaml.CollectionStartEvent):
+                opened.append((event.anchor, number))
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchor, start = opened.pop()
+                sizes[anchor] = number - start
+            elif isinstance(event, yaml.AliasEvent):
+                if event.anchor in {anchor for anchor, _ in opened}:
+                    raise ValueError("a reference to what it is a part of")
+                number += sizes.get(event.anchor, 0)
+            if len(opened) > _MAX_DEPTH or number > _MAX_EVENTS:
                 raise ValueError(f"more than {_MAX_DEPTH} levels or {_MAX_EVENTS} values")
             if isinstance(event, yaml.ScalarEvent) and event.implicit[0]:
                 if event.value == "<<":
@@ -195,6 +205,22 @@ def check_yaml(data: bytes) -> None:
                     raise ValueError(f"a number of more than {_MAX_NUMBER_LENGTH} digits")
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
+
+
+def load_yaml(data: bytes) -> Any:
+    """The values of YAML that a job may have written and that was masked.
+
+    Raises:
+        ValueError: As for `check_yaml`, in one line.
+    """
+    import yaml
+
+    data = data.replace(MASK.encode(), _MASKED)
+    try:
+        check_yaml(data)
+        return yaml.load(data, Loader=yaml.CSafeLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
 
 
 def read_container(path: Path) -> ConfigContainer:
@@ -216,15 +242,11 @@ def parse_container(data: bytes, path: Path) -> ConfigContainer:
     Raises:
         InvalidInput: It is not YAML, or holds no ConfigContainer.
     """
-    import yaml
-
     data = data.replace(MASK.encode(), _MASKED)
     try:
-        check_yaml(data)
-        table = yaml.load(data, Loader=yaml.CSafeLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise InvalidInput(f"not valid YAML: {reason}", subject=str(path), advice="Fix the syntax there") from error
+        table = load_yaml(data)
+    except ValueError as error:
+        raise InvalidInput(f"not valid YAML: {error}", subject=str(path), advice="Fix the syntax there") from error
     sections = (table.get("model"), table.get("train")) if isinstance(table, dict) else (None,)
     if not all(isinstance(section, dict) for section in sections):
         raise InvalidInput(

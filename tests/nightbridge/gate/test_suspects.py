@@ -15,6 +15,7 @@ from nightbridge.gate.suspects import MAX_COMMITS, differences, find_suspects, s
 from nightbridge.gate.trend import trends
 from nightbridge.gate.verdict import compare
 from nightbridge.history.rows import HistoryRow, row_of
+from nightbridge.masking import MASK
 from nightbridge.models import (
     Bump,
     Outcome,
@@ -294,6 +295,19 @@ class TestDifferences:
             ValueChange(name="model.moe.capacity", before="1.0", after="2.0"),
             ValueChange(name="train.micro_batch_size", before="1", after="2"),
         )
+
+    def test_a_masked_value_hides_no_difference_of_another_one(
+        self, store: DirectoryStore, make_record: Records, commit: Callable[..., RunRecord]
+    ) -> None:
+        rows = [row_of(commit(store, make_record(night=night)), None) for night in ("2026-11-08", "2026-11-09")]
+        for size, row in enumerate(rows):
+            text = f"model: {{size: {size}}}\ntrain: {{}}\nlogger:\n  key: {MASK}\n"
+            store.put(f"{row.prefix}/configs/ConfigContainer.yaml", text.encode())
+
+        found = differences(store, *rows)
+
+        assert found.configuration == (ValueChange(name="model.size", before="0", after="1"),)
+        assert found.notes == ()
 
     @pytest.mark.parametrize("damage", [b"\xff", b"model: [", b"- a list"])
     def test_a_damaged_file_is_no_difference(

@@ -19,6 +19,21 @@ def test_a_configuration_with_masked_values_is_read() -> None:
     assert container.lines["train.key"] == "c.yaml:3"
 
 
+DOUBLED = "\n".join(f"k{number}: &a{number} {{p: *a{number - 1}, q: *a{number - 1}}}" for number in range(1, 40))
+
+
+@pytest.mark.parametrize("more", [DOUBLED, "m: &m {x: 1, y: *m}"], ids=["2^40 values", "a part of itself"])
+def test_references_cannot_make_a_file_larger_than_it_may_be(more: str) -> None:
+    with pytest.raises(InvalidInput, match="not valid YAML"):
+        parse_container(f"model: &a0 {{x: 1}}\ntrain: {{y: 1}}\n{more}\n".encode(), Path("c.yaml"))
+
+
+def test_a_value_that_is_there_twice_is_read_twice() -> None:
+    container = parse_container(b"model: &m {x: [1, 2]}\ntrain: *m\n", Path("c.yaml"))
+
+    assert container.table["train"] == {"x": [1, 2]}
+
+
 @pytest.mark.parametrize(
     ("override", "meant"),
     [
