@@ -41,8 +41,7 @@ CancelPolicy = Literal["hopeless", "max_pending", "max_runtime"]
 _Kind = Literal["not_accepted", "unknown", "transient", "permanent"]
 
 _ATTEMPT_FOLDER = re.compile(r"a([1-9]\d*)")
-_MAX_NUMBER_BYTES = 32
-_MAX_CLAIM_BYTES = 512
+_MAX_NUMBER_BYTES = 512
 _INTENT_FILE = re.compile(r"intent(?:-([1-9]\d*))?\.json")
 # How far apart the clocks of this host and of slurmctld may be when a found job is matched with its intent.
 _CLOCK_SLACK = timedelta(seconds=5)
@@ -331,10 +330,8 @@ def _intent_files(attempt_dir: Path) -> list[tuple[int, Path]]:
 def _read_number(path: Path) -> int | None:
     # A job can leave anything here: what is no file with a number says nothing.
     with contextlib.suppress(FileNotFoundError, RefusedFile, PermissionError, UnicodeDecodeError):
-        if path.name == CLAIM:
-            claim = read_regular(path, below=path.parent, limit=_MAX_CLAIM_BYTES).decode("ascii")
-            return whole_number(claim.split(" ", 1)[0])
-        return whole_number(read_regular(path, below=path.parent, limit=_MAX_NUMBER_BYTES).decode("ascii"))
+        text = read_regular(path, below=path.parent, limit=_MAX_NUMBER_BYTES).decode("ascii")
+        return whole_number(text.split(" ", 1)[0] if path.name == CLAIM else text)
     return None
 
 

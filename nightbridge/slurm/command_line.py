@@ -191,8 +191,10 @@ class CommandLineCluster:
         argv = ("sbatch", "--test-only", "--no-requeue", "--output=/dev/null", *options, "--wrap=true")
         message = self._refusal_of(argv)
         if _ABOUT_NODES.search(message):
+            states = (self._ask(("sinfo", "--noheader", "--all", "--format=%T")) or "").split()
+            all_are_up = bool(states) and all(state.rstrip(_NODE_FLAGS) in _UP for state in states)
             # Repeated when all nodes are up: they may have come back just now.
-            message = self._refusal_of(argv) if self._all_nodes_are_up() else ""
+            message = self._refusal_of(argv) if all_are_up else ""
         return known_refusal_of(message, name)
 
     def _refusal_of(self, argv: Sequence[str]) -> str:
@@ -265,10 +267,6 @@ class CommandLineCluster:
                 subject=self.settings.name,
                 advice="Have the site set up slurmdbd (AccountingStorageType in slurm.conf)",
             )
-
-    def _all_nodes_are_up(self) -> bool:
-        states = (self._ask(("sinfo", "--noheader", "--all", "--format=%T")) or "").split()
-        return bool(states) and all(state.rstrip(_NODE_FLAGS) in _UP for state in states)
 
     def _environment(self) -> dict[str, str]:
         return without_slurm(os.environ) | self.launch_environment()

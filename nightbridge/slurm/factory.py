@@ -25,10 +25,6 @@ def cluster_of(site: Site) -> Cluster:
     return open_cluster(site.cluster, site.workspace)
 
 
-def _open_best(settings: ClusterSettings, workspace: Path) -> Cluster:
-    return PyslurmCluster(settings) if pyslurm_works(settings.model_dump_json()) else CommandLineCluster(settings)
-
-
 @functools.lru_cache(maxsize=16)
 def pyslurm_works(settings_json: str) -> bool:
     """Whether pyslurm works with this Slurm. Process-wide: tried, and logged, once for each cluster's settings."""
@@ -45,6 +41,8 @@ OPENERS: Mapping[ClusterKind, Callable[[ClusterSettings, Path], Cluster]] = {
     "local": lambda settings, workspace: LocalCluster(settings, settings.root or workspace / "cluster"),
     "slurm": lambda settings, _: CommandLineCluster(settings),
     "pyslurm": lambda settings, _: PyslurmCluster(settings),
-    "auto": _open_best,
+    "auto": lambda settings, _: (
+        PyslurmCluster(settings) if pyslurm_works(settings.model_dump_json()) else CommandLineCluster(settings)
+    ),
 }
 """How each kind of `ClusterSettings.kind` is opened."""

@@ -134,15 +134,11 @@ def known_refusal_of(message: str, subject: str) -> LaunchRefused | None:
 
 
 def _first_of(refusals: Sequence[ErrorPattern], message: str, subject: str) -> NightbridgeError | None:
+    """The error of the first pattern that fits, with the line in which that ends."""
     known = classify(message, refusals)
-    return known.error(subject, _line_of(known.pattern, message)) if known else None
-
-
-def _line_of(pattern: str, message: str) -> str:
-    """The line of a message in which a pattern ends; the last line with text before it, where that is empty."""
-    found = re.search(pattern, message)
-    end = found.end() if found else len(message)
-    return last_line(message[:end] + message[end:].partition("\n")[0])
+    if known is None or (found := re.search(known.pattern, message)) is None:
+        return None
+    return known.error(subject, last_line(message[: found.end()] + message[found.end() :].partition("\n")[0]))
 
 
 def last_line(text: str) -> str:

@@ -135,7 +135,8 @@ def wrap_script(text: str, attempt_dir: Path) -> str:
     """
     lines = text.replace("\r\n", "\n").split("\n")
     interpreter = _interpreter(lines[0])
-    head_end = _end_of_head(lines)
+    body = (index for index, line in enumerate(lines[1:], 1) if line.strip() and not line.lstrip().startswith("#"))
+    head_end = next(body, len(lines))  # there sbatch stops to read #SBATCH lines
     head = [kept for line in lines[1:head_end] if (kept := _without_own(line)) is not None]
     guard = _GUARD % {
         "attempt": shlex.quote(str(attempt_dir)),
@@ -170,11 +171,3 @@ def _interpreter(shebang: str) -> str:
             "not a shell script", subject=shebang[:80], advice="A batch script begins with #!/bin/bash or another shell"
         )
     return " ".join(shlex.quote(word) for word in (words if program[0] != "env" else " ".join(words).split()))
-
-
-def _end_of_head(lines: list[str]) -> int:
-    """Index of the first line that is neither empty nor a comment: there sbatch stops to read #SBATCH lines."""
-    for index, line in enumerate(lines[1:], start=1):
-        if line.strip() and not line.lstrip().startswith("#"):
-            return index
-    return len(lines)

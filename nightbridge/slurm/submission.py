@@ -156,20 +156,18 @@ def _check(plan: LaunchPlan, context: AttemptContext, cluster: Cluster) -> None:
     What may pass later is left to the submission itself. A dependency is left out: it decides when the job starts,
     not whether it may. What the launcher adds by itself is not known yet, so sbatch may still refuse the job.
     """
-    refusal = cluster.test_only(context.name, tuple(_sbatch_options(plan, context)))
+    seconds = plan.time_limit_seconds
+    options = (
+        *(f"--nodes={plan.nodes}", f"--ntasks-per-node={plan.tasks_per_node}"),
+        *((f"--time={-(-seconds // 60)}",) if seconds is not None else ()),
+        *context.cluster.options("partition", "account"),
+        *_without_dependency((*context.sbatch_options, *plan.sbatch_args)),
+    )
+    refusal = cluster.test_only(context.name, options)
     if refusal is not None:
         raise LaunchRefused(
             f"{refusal.what}; the launcher was not started", subject=refusal.subject, advice=refusal.advice
         ) from refusal
-
-
-def _sbatch_options(plan: LaunchPlan, context: AttemptContext) -> Iterator[str]:
-    yield f"--nodes={plan.nodes}"
-    yield f"--ntasks-per-node={plan.tasks_per_node}"
-    if plan.time_limit_seconds is not None:
-        yield f"--time={-(-plan.time_limit_seconds // 60)}"
-    yield from context.cluster.options("partition", "account")
-    yield from _without_dependency((*context.sbatch_options, *plan.sbatch_args))
 
 
 def _without_dependency(options: Iterable[str]) -> Iterator[str]:
@@ -177,18 +175,14 @@ def _without_dependency(options: Iterable[str]) -> Iterator[str]:
     return (option for option in options if not option.startswith("--dependency"))
 
 
-def _looks_like_credential(name: str, value: str) -> bool:
-    """Whether a variable is named like a credential, or its value is a known kind of token or a URL with a login."""
-    return _CREDENTIAL_NAME.search(name) is not None or holds_secret(value)
-
-
 def _environment(
     plan: LaunchPlan, context: AttemptContext, cluster: Cluster, secrets: Mapping[str, str], withheld: Collection[str]
 ) -> _Environment:
+    # What is named like a credential, or is a known kind of token or a URL with a login, is withheld as well.
     inherited = {
         name: value
         for name, value in launcher_base(os.environ).items()
-        if name not in withheld and not _looks_like_credential(name, value)
+        if name not in withheld and not _CREDENTIAL_NAME.search(name) and not holds_secret(value)
     }
     # Rich wraps its lines at 80 columns where there is no terminal. The checkout is shared by many jobs and none may
     # change it.

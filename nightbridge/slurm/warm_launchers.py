@@ -40,11 +40,6 @@ IDLE_SECONDS = 300.0
 """A warm process that nobody needed for so long ends; the next submission starts another."""
 
 
-class _Environment(NamedTuple):
-    python: str
-    variables: frozenset[tuple[str, str]]
-
-
 class _Warm(NamedTuple):
     process: "subprocess.Popen[bytes]"
     control: socket.socket
@@ -76,7 +71,7 @@ class WarmLaunchers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._warm: dict[_Environment, _Warm] = {}
+        self._warm: dict[tuple[str, frozenset[tuple[str, str]]], _Warm] = {}
 
     def start(
         self, argv: Sequence[str], environment: Mapping[str, str], own: Mapping[str, str], *, cwd: Path
@@ -98,7 +93,7 @@ class WarmLaunchers:
         output = os.fdopen(reading, "rb")
         try:
             try:
-                self._send(_Environment(argv[0], frozenset(environment.items())), [theirs.fileno(), writing])
+                self._send(argv[0], environment, [theirs.fileno(), writing])
             finally:
                 theirs.close()
                 os.close(writing)
@@ -114,12 +109,13 @@ class WarmLaunchers:
         ours.close()
         return None
 
-    def _send(self, key: _Environment, descriptors: Sequence[int]) -> None:
+    def _send(self, python: str, environment: Mapping[str, str], descriptors: Sequence[int]) -> None:
         """Have a fork made that gets these.
 
         Raises:
             OSError: There is no warm process, and none can be made.
         """
+        key = (python, frozenset(environment.items()))
         with self._lock:
             if warm := self._warm.get(key):
                 try:
@@ -130,16 +126,16 @@ class WarmLaunchers:
                     warm.control.close()
                 else:
                     return
-            warm = self._warm[key] = _started(key)
+            warm = self._warm[key] = _started(python, environment)
             socket.send_fds(warm.control, [b"c"], descriptors)
 
 
-def _started(key: _Environment) -> _Warm:
+def _started(python: str, environment: Mapping[str, str]) -> _Warm:
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [key.python, __file__, PACKAGE],
-            env=dict(key.variables),
+            [python, __file__, PACKAGE],
+            env=dict(environment),
             cwd="/",
             stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,

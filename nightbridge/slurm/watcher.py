@@ -236,7 +236,10 @@ class Watcher:
                     # At least once a second, so that an interrupt or a termination signal gets through.
                     self._changed.wait(_WAKE_UP)
         finally:
-            self._unregister(job)
+            with self._changed:
+                watched.followers -= 1
+                if watched.followers == 0:
+                    del self._watched[_key_of(job)]
 
     def _register(self, job: Job) -> _Watched:
         with self._changed:
@@ -256,13 +259,6 @@ class Watcher:
             log.warning("jobs are not queried yet: %s", error)
         else:
             self._thread = thread
-
-    def _unregister(self, job: Job) -> None:
-        with self._changed:
-            watched = self._watched[_key_of(job)]
-            watched.followers -= 1
-            if watched.followers == 0:
-                del self._watched[_key_of(job)]
 
     def _run(self) -> None:
         """Query, publish, sleep; until no job is followed. No error ends it: every job would be waited for in vain."""
