@@ -97,16 +97,9 @@ def upload(
         TransientError: The store did not answer; the same call resumes where this one stopped.
         PermanentError: The store refuses.
     """
-    files = [file for unit in units for file in unit.files]
-    unit_of = [unit.path for unit in units for _ in unit.files]
-    chosen = _Chosen(files)
-    meter = Meter("sending", chosen.sizes, on_progress)
-    sender = _Sender(store, prefix, tuple(secrets), scratch, meter)
-
-    def send(number: int) -> _Result:
-        return sender.send(number, unit_of[number], files[number], chosen)
-
-    results = in_parallel(send, range(len(files)), meter, FILES)
+    sender = _Sender(store, prefix, units, tuple(secrets), scratch, on_progress)
+    files, unit_of = sender.files, sender.unit_of
+    results = in_parallel(sender.send, range(len(files)), sender.meter, FILES)
     left_out = _first_failures(zip(unit_of, files, results, strict=True))
     kept: list[StoredFile] = []
     for number, result in enumerate(results):
@@ -125,32 +118,6 @@ def upload(
         ),
         masks=sum(masks for number, masks in sender.masks.items() if unit_of[number] not in left_out),
     )
-
-
-class _Chosen:
-    """What each file was when the upload began, in few bytes: there may be 100,000."""
-
-    def __init__(self, files: Iterable[LocalFile]) -> None:
-        self.sizes, self._times, self._inodes = array("q"), array("q"), array("q")
-        self._unreadable: dict[int, str] = {}
-        for number, file in enumerate(files):
-            try:
-                stamp = _stamp_of(file)
-            except DamagedData as error:
-                self._unreadable[number], stamp = error.what, Stamp(0, 0, 0)
-            self.sizes.append(stamp.size)
-            self._times.append(stamp.mtime_ns)
-            self._inodes.append(stamp.inode)
-
-    def stamp(self, number: int) -> Stamp:
-        """The stamp of a file.
-
-        Raises:
-            DamagedData: It could not be read.
-        """
-        if number in self._unreadable:
-            raise DamagedData(self._unreadable[number])
-        return Stamp(self.sizes[number], self._times[number], self._inodes[number])
 
 
 def _stamp_of(file: LocalFile) -> Stamp:
@@ -174,8 +141,27 @@ class _Sender:
     in it, and what of it the store does not have.
     """
 
-    def __init__(self, store: ObjectStore, prefix: str, secrets: Sequence[str], scratch: Path, meter: Meter) -> None:
-        self._store, self._prefix, self._secrets, self._scratch, self._meter = store, prefix, secrets, scratch, meter
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str,
+        units: Sequence[Unit],
+        secrets: Sequence[str],
+        scratch: Path,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._store, self._prefix, self._secrets, self._scratch = store, prefix, secrets, scratch
+        self.files = [file for unit in units for file in unit.files]
+        self.unit_of = [unit.path for unit in units for _ in unit.files]
+        # What each file is as the upload begins, in few bytes: there may be 100,000.
+        self._stamps, self._unreadable = array("q"), dict[int, str]()
+        for number, file in enumerate(self.files):
+            try:
+                self._stamps.extend(_stamp_of(file))
+            except DamagedData as error:
+                self._stamps.extend(Stamp(0, 0, 0))
+                self._unreadable[number] = error.what
+        self.meter = Meter("sending", self._stamps[::3], on_progress)
         self._there = {found.key for found in store.list(prefix)}
         self._failed: set[str] = set()
         self.masks: dict[int, int] = {}
@@ -193,12 +179,14 @@ class _Sender:
             raise TransientError("another harvest has committed the run", subject=subject, advice="Ask for its record")
         self._store.delete(f"{self._prefix}/{file.path}")
 
-    def send(self, number: int, unit: str, file: LocalFile, chosen: _Chosen) -> _Result:
+    def send(self, number: int) -> _Result:
         """Send one file; nothing is read of a unit that has already failed."""
-        if unit in self._failed:
+        file, stamp = self.files[number], Stamp(*self._stamps[3 * number : 3 * number + 3])
+        if self.unit_of[number] in self._failed:
             return None
         try:
-            stamp = chosen.stamp(number)
+            if number in self._unreadable:
+                raise DamagedData(self._unreadable[number])
             if file.kind in TEXT_KINDS:
                 return self._send_masked(number, file, stamp)
             huge = file.kind == "tensorboard" and stamp.size > MAX_EVENTS
@@ -212,7 +200,7 @@ class _Sender:
                     raise
                 return self._send_sound_records(number, file, stamp, _sound_length(file), "still growing")
         except (DamagedData, InvalidInput) as error:  # the latter of a path too long for a key of the store
-            self._failed.add(unit)
+            self._failed.add(self.unit_of[number])
             return LeftOut(path=file.path, reason=error.what)
 
     def _send_sound_records(self, number: int, file: LocalFile, stamp: Stamp, length: int, why: str) -> StoredFile:
@@ -238,7 +226,7 @@ class _Sender:
             masked.unlink()
 
     def _send(self, number: int, file: LocalFile, stamp: Stamp, source: FileSource) -> StoredFile:
-        source.on_read = functools.partial(self._meter.moved, number)
+        source.on_read = functools.partial(self.meter.moved, number)
         key = f"{self._prefix}/{file.path}"
         # Of large files, which are read from one disk, fewer are in progress than of small ones.
         with self._turns if part_size(stamp.size) else contextlib.nullcontext():
