@@ -32,7 +32,7 @@ from nightbridge.harvest.selection import stored_save_dirs, untracked_save_dirs
 from nightbridge.models import StoredFile
 from nightbridge.outputs.checkpoints import TRACKER, TRACKERS, TRAIN_STATE
 from nightbridge.store.checksum import sha256_of_file
-from nightbridge.store.protocol import ObjectInfo, ObjectStore, checked_key
+from nightbridge.store.protocol import ObjectStore, checked_key
 from nightbridge.store.transfers import FILES, WORKERS, Meter, Progress, in_parallel
 
 STREAMS = min(16, max(4, 2 * len(os.sched_getaffinity(0))))
@@ -97,8 +97,10 @@ def verify_content(store: ObjectStore, prefix: str, on_progress: Callable[[Progr
         def check(file: StoredFile) -> str:
             reader = _Reader(store, f"{prefix}/{file.path}", lambda received: None)
             try:
-                _check_size(reader, file, sizes)
-                digests = _of_each_range(pool, lambda parts: list(reader.read(parts, _discard)), _parts(file))
+                reader.check_size(file, sizes)
+                digests = _of_each_range(
+                    pool, lambda parts: list(reader.read(parts, lambda start, chunk: None)), _parts(file)
+                )
                 _check_digests(reader.subject, file, digests)
             except (DamagedData, PermanentError) as error:
                 return f"{file.path}: {error.what}"
@@ -177,7 +179,7 @@ def fetch_run(
             # Of large files fewer are written at once: their ranges share the same few streams.
             with turns if file.part_size else contextlib.nullcontext(), _write_errors(path):
                 if not _is_there(path, file):
-                    _check_size(reader, file, sizes)
+                    reader.check_size(file, sizes)
                     _restore(reader, pool, file, path)
 
         in_parallel(fetch, list(enumerate(files)), meter, FILES)
@@ -224,9 +226,12 @@ def _foreign(destination: Path, manifest: Manifest, mark: str) -> str:
     paths |= {save_dir + name for save_dir in untracked_save_dirs(manifest.files) for name in TRACKERS}
     folders = ("", *FOLDERS.values(), _left_out(manifest, "checkpoint"))
     ours = {INCOMPLETE, MANIFEST, *(path.removeprefix(folder) for path in paths for folder in folders)}
-    for name in _names_below(destination):
-        if name not in ours and not _TEMPORARY.fullmatch(os.path.basename(name)):
-            return f"{name!r} in it is not of {manifest.prefix}"
+    # Through links as well: a training that loads from there follows them.
+    for parent, _, names in os.walk(destination, followlinks=True):
+        for name in names:
+            path = os.path.relpath(os.path.join(parent, name), destination)
+            if path not in ours and not _TEMPORARY.fullmatch(name):
+                return f"{path!r} in it is not of {manifest.prefix}"
     return ""
 
 
@@ -238,12 +243,6 @@ def _prefix_of(path: Path) -> str:
         return ""
 
 
-def _names_below(folder: Path) -> Iterator[str]:
-    """The files below, by their paths there, also through links: a training that loads from there follows them."""
-    for parent, _, names in os.walk(folder, followlinks=True):
-        yield from (os.path.relpath(os.path.join(parent, name), folder) for name in names)
-
-
 class _Reader:
     """Reads ranges of one object, again where the connection breaks, and checks what arrives part by part."""
 
@@ -252,9 +251,19 @@ class _Reader:
         self._received = 0
         self.subject = store.url_of(key)
 
-    def stat(self) -> ObjectInfo | None:
-        """What the store knows of the object now."""
-        return self._store.stat(self._key)
+    def check_size(self, file: StoredFile, sizes: Mapping[str, int]) -> None:
+        """The ranges that are read show neither what stands behind them, nor that an empty object is there.
+
+        Raises:
+            DamagedData: The object is missing, or shorter or longer than the manifest says.
+        """
+        if sizes.get(file.path) == file.size:
+            return
+        found = self._store.stat(self._key)  # a listing may lag behind
+        if found is None:
+            raise DamagedData("missing", subject=self.subject, advice="It was deleted in the store")
+        if found.size != file.size:
+            raise _differs(self.subject, f": {found.size} bytes, expected {file.size}")
 
     def read(self, parts: Sequence[_Part], write: Write) -> Iterator[bytes]:
         """Pass on the bytes of adjacent parts, with one request for all; yields the SHA-256 of each that is whole.
@@ -308,21 +317,6 @@ class _Reader:
 def _sizes(store: ObjectStore, prefix: str) -> dict[str, int]:
     """The bytes of each object of a run by its path, as a listing shows them."""
     return {found.key.removeprefix(f"{prefix}/"): found.size for found in store.list(prefix)}
-
-
-def _check_size(reader: _Reader, file: StoredFile, sizes: Mapping[str, int]) -> None:
-    """The ranges that are read show neither what stands behind them, nor that an empty object is there.
-
-    Raises:
-        DamagedData: The object is missing, or shorter or longer than the manifest says.
-    """
-    if sizes.get(file.path) == file.size:
-        return
-    found = reader.stat()  # a listing may lag behind
-    if found is None:
-        raise DamagedData("missing", subject=reader.subject, advice="It was deleted in the store")
-    if found.size != file.size:
-        raise _differs(reader.subject, f": {found.size} bytes, expected {file.size}")
 
 
 def _is_there(path: Path, file: StoredFile) -> bool:
@@ -451,10 +445,6 @@ def _digest_on_disk(descriptor: int, part: _Part) -> bytes:
         digest.update(piece)
         at += len(piece)
     return digest.digest() if at == part.end else b""
-
-
-def _discard(start: int, chunk: memoryview) -> None:
-    """Of a verification nothing is kept."""
 
 
 def _verify(
