@@ -54,9 +54,8 @@ def files_to_store(
         checkpoints, links out of the run's folders, a second file for one path.
     """
     checkpoints, left_out = _checkpoint_units(output, policy, load_with)
-    single = (Unit(path=file.path, files=(file,)) for file in _single_files(output))
-    of_earlier = (Unit(path=file.path, files=(file,)) for file in _earlier_files(earlier))
-    units, doubles = _unique((*single, *checkpoints, *of_earlier))
+    of_earlier = (unit for each in earlier for unit in _single_files(each, f"earlier/{each.attempt_dir.name}/"))
+    units, doubles = _unique((*_single_files(output), *checkpoints, *of_earlier))
     return units, (*left_out, *(LeftOut(path=path, reason=reason) for path, reason in output.not_stored), *doubles)
 
 
@@ -88,26 +87,20 @@ def untracked_save_dirs(files: Sequence[StoredFile]) -> dict[str, int]:
     }
 
 
-def _single_files(output: RunOutput) -> Iterator[LocalFile]:
-    tables: tuple[tuple[Iterable[Path | None], str, Kind], ...] = (
-        ((*output.logs, *output.sbatch_logs, output.launcher_log), "logs", "log"),
-        ((output.config_container, output.repo_status), "configs", "config"),
-        ((path for path in output.attempt_files if path != output.launcher_log), "attempt", "config"),
+def _single_files(output: RunOutput, stored_below: str = "") -> Iterator[Unit]:
+    """What of a run is stored besides its checkpoints, each file a unit."""
+    logs = (*output.logs, *output.sbatch_logs, output.launcher_log)
+    attempt_files = (path for path in output.attempt_files if path != output.launcher_log)
+    files: tuple[tuple[Path, str, Kind], ...] = (
+        *((path, f"logs/{path.name}", "log") for path in logs if path),
+        *((path, f"configs/{path.name}", "config") for path in (output.config_container, output.repo_status) if path),
+        *((path, f"attempt/{path.name}", "config") for path in attempt_files),
+        *((path, _below(output, path, "tb_logs", "tensorboard"), "tensorboard") for path in output.event_files),
+        *((path, _below(output, path, "profiles", "profiles"), "other") for path in output.profiles),
     )
-    for paths, folder, kind in tables:
-        for path in (path for path in paths if path is not None):
-            yield LocalFile(str(path), f"{folder}/{path.name}", kind, _folder_of(output, path))
-    for path in output.event_files:
-        stored = _below(output, path, "tb_logs", "tensorboard")
-        yield LocalFile(str(path), stored, "tensorboard", _folder_of(output, path))
-    for path in output.profiles:
-        yield LocalFile(str(path), _below(output, path, "profiles", "profiles"), "other", _folder_of(output, path))
-
-
-def _earlier_files(earlier: Sequence[RunOutput]) -> Iterator[LocalFile]:
-    for output in earlier:
-        for file in _single_files(output):
-            yield replace(file, path=f"earlier/{output.attempt_dir.name}/{file.path}")
+    for path, stored, kind in files:
+        file = LocalFile(str(path), stored_below + stored, kind, _folder_of(output, path))
+        yield Unit(path=file.path, files=(file,))
 
 
 def _checkpoint_units(output: RunOutput, policy: str, load_with: str | None) -> tuple[list[Unit], list[LeftOut]]:
@@ -179,26 +172,24 @@ def _complete_before(output: RunOutput, path: str) -> list[Checkpoint]:
 
 
 def _checkpoint_unit(output: RunOutput, checkpoint: Checkpoint, load_with: str | None) -> Unit | LeftOut:
-    """A checkpoint as it is to be stored, or why it is not."""
+    """A checkpoint with what its bytes are checked by while they are sent, and what it is once all of them agree.
+
+    Or why it is not stored.
+    """
+    path, below = stored_path(output, checkpoint), _folder_of(output, checkpoint.path)
     try:
-        return _proved_unit(output, checkpoint, load_with)
+        files = tuple(_files_of(checkpoint, path))
+        for file in files:
+            checked_key(file.path)
+        proof = prove_in_child(checkpoint.path, [Path(file.source) for file in files], below)
+        state, reason = proved_state(proof, checkpoint.reason)
+        if load_with is not None:
+            reason = "; ".join(filter(None, (reason, _loaded(checkpoint.path, load_with))))
     except (OSError, DamagedData, InvalidInput, _NotAsJudged) as error:
         if isinstance(error, OSError):
             unless_away(error)
         reason = f"damaged: {error.what}" if isinstance(error, DamagedData) else str(error)
-        return LeftOut(path=stored_path(output, checkpoint), reason=reason)
-
-
-def _proved_unit(output: RunOutput, checkpoint: Checkpoint, load_with: str | None) -> Unit:
-    """A checkpoint with what its bytes are checked by while they are sent, and what it is once all of them agree."""
-    path, below = stored_path(output, checkpoint), _folder_of(output, checkpoint.path)
-    files = tuple(_files_of(checkpoint, path))
-    for file in files:
-        checked_key(file.path)
-    proof = prove_in_child(checkpoint.path, [Path(file.source) for file in files], below)
-    state, reason = proved_state(proof, checkpoint.reason)
-    if load_with is not None:
-        reason = "; ".join(filter(None, (reason, _loaded(checkpoint.path, load_with))))
+        return LeftOut(path=path, reason=reason)
     return Unit(
         path=path,
         files=tuple(replace(file, below=below, extents=proof.extents.get(Path(file.source), ())) for file in files),
