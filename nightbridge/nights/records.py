@@ -193,6 +193,11 @@ class Night(Model):
     start: NightStart
     end: NightEnd | None = None
 
+    @property
+    def ended(self) -> NightEnd | None:
+        """How it ended; None where it was begun again since."""
+        return self.end if self.end and self.end.ended_at >= self.start.begun_at else None
+
 
 def plan_path(workspace: Path, flow_run: str) -> Path:
     """Where the plan of a flow run's night is kept."""
@@ -359,8 +364,12 @@ def _runs_of_name(store: ObjectStore, name: str) -> tuple[str, list[NightTest]]:
         every = [run for night in scenarios for run in night.start.tests]
         known |= {run.test_id for run in every}
         runs = [run for run in every if test in ("", run.test_id, run.run_key)]
-        if found := [run for run in runs if _was_good(store, run, night_id)] if when == "last-good" else runs:
-            return night_id, found
+        if when == "last-good":
+            verdicts = {run.run_key: read_verdict(store, run.run_key, night_id) for run in runs}
+            good = {key for key, verdict in verdicts.items() if verdict and verdict.status in GOOD_VERDICTS}
+            runs = [run for run in runs if run.run_key in good]
+        if runs:
+            return night_id, runs
     near = ", ".join(get_close_matches(test, known - {test}))
     advice = f"Name one of: {near}" if near else "`nightbridge ls` lists the runs"
     raise InvalidInput("no runs of this name", subject=f"{name} in {store.url}", advice=advice)
@@ -402,11 +411,6 @@ def verdict_since(store: ObjectStore, run: NightVerdict, night: str) -> Verdict:
         return stored
     known = run.model_dump(include={"test_id", "run_key", "status", "job_id", "prefix", "gpu_hours"})
     return Verdict(**known, night=night, confirmation_gpu_hours=run.confirmation_gpu_hours)
-
-
-def _was_good(store: ObjectStore, run: NightTest, night: str) -> bool:
-    verdict = read_verdict(store, run.run_key, night)
-    return verdict is not None and verdict.status in GOOD_VERDICTS
 
 
 def confirmation_cost(store: ObjectStore, month: str) -> float:

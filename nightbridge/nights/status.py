@@ -60,21 +60,17 @@ class RunStatus(Model):
     def __str__(self) -> str:
         """What is most wanted comes first: a narrow terminal cuts the end off."""
         state = (self.verdict.value if self.verdict else self.phase.value).replace("_", " ")
+        steps = "" if self.steps is None else f"{self.steps:,}"
+        steps += f"/{self.steps_expected:,}" if steps and self.steps_expected is not None else ""
         parts = (
             f"{state} ({self.reason})" if self.reason.lower() not in ("", state) else state,
             f"job {self.job_id}" if self.job_id is not None else "",
-            _steps_text(self.steps, self.steps_expected),
+            f"{steps} steps" if steps else "",
             f"ends ~{self.ends_at:%m-%d %H:%M} UTC" if self.ends_at else "",
             f"{format_value(self.step_time, 's')} a step" if self.step_time is not None else "",
             f"since {self.since:%Y-%m-%d %H:%M} UTC" if self.since and not self.verdict else "",
         )
         return ", ".join(filter(None, parts))
-
-
-def _steps_text(steps: int | None, expected: int | None) -> str:
-    if steps is None:
-        return ""
-    return f"{steps:,} steps" if expected is None else f"{steps:,}/{expected:,} steps"
 
 
 def run_statuses(
@@ -203,7 +199,7 @@ def nights_table(nights: Iterable[Night]) -> "Table":
     for heading in ("night", "scenario", "began (UTC)", "ended", "verdict", "tests"):
         table.add_column(heading, no_wrap=heading in ("night", "began (UTC)", "verdict"), overflow="fold")
     for night in nights:
-        start, end = night.start, night.end
+        start, end = night.start, night.ended
         bad = ", ".join(verdict.test_id for verdict in end.verdicts if EXIT_CODES[verdict.status]) if end else ""
         count = len(start.tests) + len(start.invalid)
         table.add_row(
@@ -232,8 +228,8 @@ def night_lines(night: Night, runs: Sequence[RunStatus]) -> Iterator[str]:
 
 def state_of(night: Night) -> str:
     """How a night ended, else whether its process still lives."""
-    if night.end and night.end.ended_at >= night.start.begun_at:
-        return night.end.title.replace("_", " ")
+    if night.ended:
+        return night.ended.title.replace("_", " ")
     try:
         living = is_alive(night.start.workspace, night.start.flow_run)
     except TransientError:

@@ -230,8 +230,8 @@ class _Inspector:
         """What is there of a night, and what is missing."""
         if due.night is None:
             return self._not_begun(due)
-        start, end = due.night.start, due.night.end
-        seen = self._under_way(start) if end is None or end.ended_at < start.begun_at else _ended(start, end)
+        start, end = due.night.start, due.night.ended
+        seen = _ended(start, end) if end else self._under_way(start)
         return seen.model_copy(update={"missing": (*seen.missing, *_not_in(start, due.tests))})
 
     # --- a night that has left nothing
@@ -242,7 +242,11 @@ class _Inspector:
             f"{due.scenario}, the night {'of' if due.slot else 'before'} "
             f"{moment.astimezone(self._morning.zone):%Y-%m-%d %H:%M}"
         )
-        cause, why = self._why_not_begun(due)
+        cause, why = Cause.NOT_STARTED, "not started"
+        if self._server is not None and (due.deployment or due.file):
+            between = (due.slot or self._morning.days_before(1), self._morning.deadline)
+            found = why_not_begun(self._server, due.deployment, due.file, between, self._morning.clock)
+            cause, why = found.cause, f"not started: {found.words}"
         missing = tuple(
             MissingVerdict(scenario=due.scenario, night="", test_id=test, cause=cause, why=why, since=due.slot)
             for test in due.tests
@@ -250,13 +254,6 @@ class _Inspector:
         return WatchedNight(
             scenario=due.scenario, night="", title=title, missing=missing, no_report="" if due.tests else why
         )
-
-    def _why_not_begun(self, due: DueNight) -> tuple[Cause, str]:
-        if self._server is None or not (due.deployment or due.file):
-            return Cause.NOT_STARTED, "not started"
-        between = (due.slot or self._morning.days_before(1), self._morning.deadline)
-        found = why_not_begun(self._server, due.deployment, due.file, between, self._morning.clock)
-        return found.cause, f"not started: {found.words}"
 
     # --- a night that has begun, and has no report yet
 

@@ -105,7 +105,7 @@ def _not_ended(newest_first: Iterable[Night]) -> dict[str, str]:
     for night in reversed(list(newest_first)):
         for run in night.end.verdicts if night.end else ():
             waiting.pop(run.test_id, None)
-        if night.end is None or night.end.ended_at < night.start.begun_at:
+        if night.ended is None:
             waiting |= dict.fromkeys((run.test_id for run in night.start.tests), night.start.night)
     return waiting
 

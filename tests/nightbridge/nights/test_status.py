@@ -16,8 +16,8 @@ from nightbridge.models import (
     VerdictStatus,
     utc_now,
 )
-from nightbridge.nights.records import NightEnd, NightStart, NightTest, NightVerdict
-from nightbridge.nights.status import RunPhase, RunStatus, run_statuses
+from nightbridge.nights.records import Night, NightEnd, NightStart, NightTest, NightVerdict
+from nightbridge.nights.status import RunPhase, RunStatus, nights_table, run_statuses
 from nightbridge.slurm.attempt_files import note_waiting, open_attempt
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.store.protocol import ObjectStore, open_store
@@ -169,3 +169,16 @@ def test_a_run_that_died_before_its_harvest_is_what_its_night_says(
 
     assert (died.phase, str(died)) == (RunPhase.DONE, "invalid")
     assert again.phase is RunPhase.NOT_STARTED  # the night has begun once more
+
+
+def test_a_night_that_was_begun_again_has_no_end_among_the_nights(tmp_path: Path) -> None:
+    test, now = NightTest(test_id="llama", run_key=RUN_KEY), utc_now()
+    start = NightStart(night="n1", scenario="s", cluster="c", workspace=tmp_path, begun_at=now, tests=(test,))
+    bad = NightVerdict(test_id="llama", run_key=RUN_KEY, status=VerdictStatus.FAILED)
+    ended_at = now - timedelta(hours=1)
+    end = NightEnd(night="n1", scenario="s", ended_at=ended_at, exit_code=3, verdicts=(bad,))
+
+    table = nights_table([Night(start=start, end=end)])
+
+    shown = [str(next(iter(column.cells))) for column in table.columns]
+    assert shown[3:] == ["–", "not ended, and its process is gone", "1"]
