@@ -10,7 +10,9 @@ import errno
 import grp
 import os
 import pwd
+import shutil
 import stat
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -413,6 +415,38 @@ def check_writable(folder: Path, *, what: str, advice: str) -> None:
     with write_errors(folder, what=what, advice=advice):
         write_atomically(probe, b"")
         probe.unlink()
+
+
+_PATIENCE_SECONDS = 3.0
+_DEEP = 100
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with whatever others put there; a killed process's programs may write there a little longer."""
+    patience = time.monotonic() + _PATIENCE_SECONDS
+    while folder.exists():
+        _let_owner_in(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        if time.monotonic() > patience:
+            return
+        if folder.exists():
+            time.sleep(0.1)
+
+
+def _let_owner_in(top: Path) -> None:
+    """Give the owner all rights to every folder below: a job or an image may have left some that only root could empty.
+
+    Those that lie deep are moved to the top: `shutil.rmtree` ends with an exception a thousand folders deep.
+    """
+    folders = [(top, 0)]
+    while folders:
+        folder, depth = folders.pop()
+        with contextlib.suppress(OSError):
+            folder.chmod(0o700)
+            if depth > _DEEP:
+                folder, depth = folder.rename(top / uuid.uuid4().hex), 1
+            with os.scandir(folder) as entries:
+                folders += [(Path(entry), depth + 1) for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
 OTHERS = 0o007

@@ -18,10 +18,10 @@ from pathlib import Path
 from pydantic import Field
 
 from nightbridge.errors import DamagedData, PermanentError
-from nightbridge.files import MODEL_LIMIT, RefusedFile, open_regular
+from nightbridge.files import MODEL_LIMIT, RefusedFile, open_regular, remove_tree
 from nightbridge.harvest.manifest import committed_attempts
 from nightbridge.harvest.retention import RunRemoval
-from nightbridge.images.enroot import leftover_scratch_dirs, remove_tree, temporary_folder
+from nightbridge.images.enroot import leftover_scratch_dirs, temporary_folder
 from nightbridge.images.image import workspace_refs
 from nightbridge.locking import brief_lease
 from nightbridge.models import ImageImport, Model, Site

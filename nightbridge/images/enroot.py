@@ -11,10 +11,9 @@ import os
 import re
 import shutil
 import tempfile
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -28,7 +27,7 @@ from nightbridge.errors import (
     TransientError,
     classify,
 )
-from nightbridge.files import check_writable, write_error
+from nightbridge.files import check_writable, remove_tree, write_error
 from nightbridge.images.registry import ANSWERS, ImageReference, enroot_config, login_advice, registry_digest
 from nightbridge.models import ImageImport, Model
 from nightbridge.processes import Finished, run
@@ -222,8 +221,6 @@ def classify_failure(finished: Finished, reference: ImageReference) -> Nightbrid
 OTHER_FOLDERS = "Check it, or set the Image Cache's cache and temp (ENROOT_CACHE_PATH, ENROOT_TEMP_PATH) to other disks"
 """The advice for a folder of imports that cannot be written."""
 
-_PATIENCE_SECONDS = 3.0
-_DEEP = 100
 _SUFFIX = ".sqsh.tmp"
 
 
@@ -304,34 +301,6 @@ def remove_scratch_dirs(images: Path, name: str, bases: Iterable[Path]) -> None:
     for base in bases:
         for leftover in base.glob(f"{_prefix(images, f'.{name}.')}*{_SUFFIX}"):
             remove_tree(leftover)
-
-
-def remove_tree(folder: Path) -> None:
-    """Remove a folder with whatever an image put there; a killed import's tools may write there a little longer."""
-    patience = time.monotonic() + _PATIENCE_SECONDS
-    while folder.exists():
-        _let_owner_in(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-        if time.monotonic() > patience:
-            return
-        if folder.exists():
-            time.sleep(0.1)
-
-
-def _let_owner_in(top: Path) -> None:
-    """Give the owner all rights to every folder below: an image may have some that only root could empty.
-
-    Those that lie deep are moved to the top: `shutil.rmtree` ends with an exception a thousand folders deep.
-    """
-    folders = [(top, 0)]
-    while folders:
-        folder, depth = folders.pop()
-        with suppress(OSError):
-            folder.chmod(0o700)
-            if depth > _DEEP:
-                folder, depth = folder.rename(top / uuid.uuid4().hex), 1
-            with os.scandir(folder) as entries:
-                folders += [(Path(entry), depth + 1) for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
 def scratch_name(output: Path) -> str:

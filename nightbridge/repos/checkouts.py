@@ -15,10 +15,9 @@ import logging
 import os
 import re
 import shutil
-import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
@@ -27,7 +26,7 @@ from functools import partial
 from pathlib import Path
 
 from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.files import RefusedFile, open_regular
+from nightbridge.files import RefusedFile, open_regular, remove_tree
 from nightbridge.locking import lease
 from nightbridge.models import Model, PinnedRepository
 from nightbridge.repos.git import attempt, git, masked, readable
@@ -39,8 +38,6 @@ CHANGED_TREES_KEPT_SECONDS = 7 * 24 * 3600
 WITH_SUBMODULES = "+submodules"
 """How the folder of a checkout ends that has its submodules; any other's have to be empty. After it comes `-<digest>`
 where some of them are at other commits than the tree pins."""
-
-_PATIENCE_SECONDS = 10.0
 
 _AS_PINNED: Mapping[str, str] = {}
 
@@ -80,7 +77,7 @@ def check_out(
     with lease(folder.with_name(f"{folder.name}.lease")) as held:
         _remove_leftovers(folder)
         if folder.exists():
-            changes = _find_changes_once(folder, commit, timeout=mirror.timeout)
+            changes = find_changes(folder, commit, timeout=mirror.timeout, options=_HOLDER)
             if changes:
                 log.warning("%s: modified since it was checked out, recreating it: %s", folder, "; ".join(changes[:5]))
                 held.ensure_held()
@@ -89,15 +86,11 @@ def check_out(
         if not folder.exists():
             started = time.monotonic()
             temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
-
-            def make() -> None:
-                mirror.resolve(commit)
-                _make(mirror, commit, temporary / folder.name, workspace, with_submodules, moved)
-
+            made = temporary / folder.name
             try:
-                mirror.repaired(make)
+                mirror.repaired(partial(_make, mirror, commit, made, workspace, with_submodules, moved))
                 held.ensure_held()
-                (temporary / folder.name).rename(folder)
+                made.rename(folder)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
             log.info("%s at %s checked out in %.1f s", mirror.name, commit[:12], time.monotonic() - started)
@@ -107,15 +100,12 @@ def check_out(
     if pointers:
         message = "%s: %d files are Git LFS pointers without content, such as %s"
         log.warning(message, masked(mirror.url), len(pointers), pointers[0])
-    about = mirror.about(commit)
     return PinnedRepository(
         url=masked(mirror.url),
         ref=ref,
         commit=commit,
         path=folder,
-        subject=about.subject,
-        committed_at=about.committed_at,
-        describe=about.describe,
+        **mirror.about(commit).model_dump(),
         lfs_pointers=tuple(map(readable, pointers)),
         submodules=pinned_commits(folder, timeout=mirror.timeout),
     )
@@ -134,7 +124,16 @@ def find_lfs_pointers(folder: Path, *, timeout: float = 600.0) -> list[str]:
     return found
 
 
-def find_changes(folder: Path, commit: str, *, timeout: float = 600.0) -> list[str]:
+_ONLOOKER = ("--no-optional-locks",)
+_HOLDER = ()
+"""Options of git for the holder of a checkout's lease alone: it notes in the index which files it has read.
+
+Of a file that was written in the second of the index, of which a checkout writes thousands, its time does not show
+whether it was modified afterwards. So git reads it, each time until then.
+"""
+
+
+def find_changes(folder: Path, commit: str, *, timeout: float = 600.0, options: Sequence[str] = _ONLOOKER) -> list[str]:
     """The differences of a checkout from its commit, one line each; empty when there are none.
 
     Files that git ignores count too, because a launcher may read them. Python's bytecode caches do not: Python
@@ -144,7 +143,7 @@ def find_changes(folder: Path, commit: str, *, timeout: float = 600.0) -> list[s
         TransientError: git did not answer in time.
     """
     _, with_submodules, digest = folder.name.partition(WITH_SUBMODULES)
-    return _find_changes(folder, commit, bool(with_submodules), timeout, digest)
+    return _find_changes(folder, commit, bool(with_submodules), timeout, options, digest)
 
 
 def unfinished(repository: Path) -> list[Path]:
@@ -163,14 +162,16 @@ def find_replaced(folder: Path, since: datetime) -> list[str]:
     A job that began before then used the modified tree, whatever is there now.
     """
     times = []
-    for path in _changed_trees(folder):
+    for path in folder.parent.glob(f"changed-{folder.name}.*"):
         with suppress(FileNotFoundError):  # an old one, just removed
             # The time of the rename; that of the content may be any.
             times.append(datetime.fromtimestamp(path.stat().st_ctime, UTC))
     return [f"found modified at {time:%Y-%m-%d %H:%M:%S} UTC and recreated" for time in sorted(times) if time > since]
 
 
-def _find_changes(folder: Path, commit: str, with_submodules: bool, timeout: float, digest: str = "") -> list[str]:
+def _find_changes(
+    folder: Path, commit: str, with_submodules: bool, timeout: float, options: Sequence[str], digest: str = ""
+) -> list[str]:
     head = attempt("rev-parse", "HEAD", timeout=timeout, folder=folder)
     if head.code:
         return [f"not a complete git checkout: {head.tail}"]
@@ -185,11 +186,11 @@ def _find_changes(folder: Path, commit: str, with_submodules: bool, timeout: flo
     with ThreadPoolExecutor(max_workers=len(inner) + 1) as pool:
         found_inside = {
             # In this context: what it works for may be interrupted.
-            path: pool.submit(copy_context().run, _find_changes, folder / path, pin, True, timeout)
+            path: pool.submit(copy_context().run, _find_changes, folder / path, pin, True, timeout, options)
             for path, pin in inner.items()
         }
         status = attempt(
-            "status", "--porcelain=v1", "-z", "--untracked-files=all", "--ignored=matching", "--no-renames",
+            *options, "status", "--porcelain=v1", "-z", "--untracked-files=all", "--ignored=matching", "--no-renames",
             "--ignore-submodules=dirty",
             timeout=timeout, folder=folder,
         )  # fmt: skip
@@ -202,11 +203,7 @@ def _find_changes(folder: Path, commit: str, with_submodules: bool, timeout: flo
     for path, found_there in found_inside.items():
         changes += [f"{path}: {change}" for change in found_there.result()]
     # What lies in the folder of a submodule that is not checked out is nothing to git.
-    return changes + [f"added: {path}" for path in submodules if path not in inner and _holds_files(folder / path)]
-
-
-def _holds_files(folder: Path) -> bool:
-    return folder.is_dir() and any(folder.iterdir())
+    return changes + [f"added: {path}" for path in submodules if path not in inner and any((folder / path).glob("*"))]
 
 
 _ADDED = ("??", "!!")
@@ -219,12 +216,13 @@ _HARMLESS = re.compile(r"(^|/)__pycache__/|^temp_extract_[0-9a-f-]{36}/")
 def _make(
     mirror: Mirror, commit: str, folder: Path, workspace: Path, with_submodules: bool, moved: Mapping[str, str]
 ) -> None:
+    mirror.resolve(commit)
     folder.parent.mkdir(parents=True, exist_ok=True)
     if with_submodules:
         clone_with_submodules(mirror, commit, folder, workspace, moved)
     else:
         clone_at(mirror, commit, folder)
-    changes = _find_changes_once(folder, commit, read_all=True, timeout=mirror.timeout)
+    changes = find_changes(folder, commit, timeout=mirror.timeout, options=_HOLDER)
     if changes:
         raise DamagedData(
             f"a fresh checkout differs from its commit: {'; '.join(changes[:5])}",
@@ -260,63 +258,13 @@ def _is_lfs_pointer(path: Path) -> bool:
         return False
 
 
-def _find_changes_once(folder: Path, commit: str, *, read_all: bool = False, timeout: float) -> list[str]:
-    """As `find_changes`; where nothing is changed, the next look need not read the same files again.
-
-    git counts times in whole seconds: of a file that was written in the same second as the index (of which a checkout
-    writes thousands) the times do not show whether it was modified afterwards, so it is read each time. Now it
-    has been read, after that second: a later change has a later time. So the index may be dated as new as this.
-    Only the holder of the checkout's lease may.
-
-    With `read_all` git compares every file with its commit, not only those whose times it cannot trust.
-    """
-    now = _time_of_file_system(folder)
-    written = {index: index.stat().st_mtime for index in _indexes(folder, timeout=timeout)}
-    if read_all:
-        for index in written:
-            os.utime(index, (1, 1))  # older than all files
-    changes = find_changes(folder, commit, timeout=timeout)
-    if not changes:
-        for index, time_written in written.items():
-            newest = now if int(time_written) < int(now) else time_written
-            os.utime(index, (newest, newest))
-    return changes
-
-
-def _indexes(folder: Path, *, timeout: float) -> Iterator[Path]:
-    """The index files of a checkout and of its submodules."""
-    index = folder / ".git" / "index"
-    if index.exists():
-        yield index
-        for path in pinned_commits(folder, timeout=timeout):
-            yield from _indexes(folder / path, timeout=timeout)
-
-
-def _time_of_file_system(folder: Path) -> float:
-    """Unix time as the file system sees it, by which it dates files; 0 for what is no checkout."""
-    try:
-        with tempfile.TemporaryFile(dir=folder / ".git") as stream:
-            return os.fstat(stream.fileno()).st_mtime
-    except OSError:
-        return 0.0
-
-
-def _changed_trees(folder: Path) -> Iterator[Path]:
-    return folder.parent.glob(f"changed-{folder.name}.*")
-
-
 def _remove_leftovers(folder: Path) -> None:
     """Remove what a killed process left half made, and changed trees that are old."""
-    patience = time.monotonic() + _PATIENCE_SECONDS
     for temporary in folder.parent.glob(f".{folder.name}.*.tmp"):
-        shutil.rmtree(temporary, ignore_errors=True)
-        # The killed process's git, which may live a little longer, still makes files there.
-        while temporary.exists() and time.monotonic() < patience:
-            time.sleep(0.05)
-            shutil.rmtree(temporary, ignore_errors=True)
-    for changed in _changed_trees(folder):
+        remove_tree(temporary)
+    for changed in folder.parent.glob(f"changed-{folder.name}.*"):
         if _is_old(changed):
-            shutil.rmtree(changed, ignore_errors=True)
+            remove_tree(changed)
 
 
 def _is_old(changed: Path) -> bool:
@@ -348,6 +296,7 @@ def clone_with_submodules(
         PermanentError: A submodule's repository refuses us.
         TransientError: It cannot be reached.
     """
+    mirror.resolve(commit)
     with ThreadPoolExecutor() as pool:
 
         def begin(action: Callable[[], None]) -> "Future[None]":
@@ -359,7 +308,8 @@ def clone_with_submodules(
             source = Mirror(submodule.url, workspace, timeout=mirror.timeout)
             aside = folder.with_name(f"{folder.name}.{number}")
             pin = moved.get(submodule.path, submodule.commit)
-            action = partial(_check_out_submodule, source, pin, aside, workspace)
+            # A repository of its own: what `git submodule update` makes in many more steps.
+            action = partial(clone_with_submodules, source, pin, aside, workspace)
             made.append((submodule, aside, begin(partial(source.repaired, action))))
         own.result()
         for path, pin in moved.items():
@@ -368,12 +318,6 @@ def clone_with_submodules(
             ended.result()
             aside.rename(folder / submodule.path)
             git("config", f"submodule.{submodule.name}.active", "true", timeout=mirror.timeout, folder=folder)
-
-
-def _check_out_submodule(source: Mirror, commit: str, folder: Path, workspace: Path) -> None:
-    source.resolve(commit)
-    # A repository of its own in the submodule's folder: what `git submodule update` makes in many more steps.
-    clone_with_submodules(source, commit, folder, workspace)
 
 
 def find_submodules(mirror: Mirror, commit: str) -> list[Submodule]:

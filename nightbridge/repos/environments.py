@@ -19,24 +19,16 @@ import sys
 import time
 import uuid
 import venv
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from nightbridge.errors import (
-    DamagedData,
-    ErrorPattern,
-    InvalidInput,
-    NightbridgeError,
-    PermanentError,
-    TransientError,
-    classify,
-)
+from nightbridge.errors import DamagedData, ErrorPattern, InvalidInput, PermanentError, TransientError, classify
 from nightbridge.files import write_model
 from nightbridge.locking import lease
 from nightbridge.models import LauncherEnvironment, PinnedRepository, StoredModel, utc_now
-from nightbridge.processes import Finished, run
+from nightbridge.processes import run
 from nightbridge.repos.git import git, masked
 
 log = logging.getLogger(__name__)
@@ -144,7 +136,8 @@ def prepare_base(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK, wheels: Path | N
     with lease(base.with_name(f".{base.name}.lease")) as held:
         if _is_usable(base):
             return base
-        _remove_half_built(base)
+        for leftover in base.parent.glob(f"{base.name}.*"):  # of a killed install: only the lease's holder makes these
+            shutil.rmtree(leftover, ignore_errors=True)
         folder = base.with_name(f"{base.name}.{uuid.uuid4().hex[:8]}")
         count = len(re.findall(r"^[\w.-]+==", lock.read_text(encoding="utf-8"), re.MULTILINE))
         log.info("launcher environment: installing %d packages, once per machine; takes about a minute", count)
@@ -154,7 +147,9 @@ def prepare_base(envs_dir: Path, *, lock: Path = LAUNCHER_LOCK, wheels: Path | N
             # The lock file is complete, so nothing is left for pip to resolve; what is not in it is not installed.
             _pip(folder, *sources, "--no-deps", "--require-hashes", "--requirement", lock)
             held.ensure_held()
-            _point(base, folder)
+            link = base.with_name(f".{base.name}.{uuid.uuid4().hex}.tmp")
+            link.symlink_to(folder.name)
+            link.replace(base)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -288,19 +283,6 @@ def _is_usable(base: Path) -> bool:
     return base.is_symlink() and os.access(base / "bin" / "python", os.X_OK)
 
 
-def _point(link: Path, folder: Path) -> None:
-    temporary = link.with_name(f".{link.name}.{uuid.uuid4().hex}.tmp")
-    temporary.symlink_to(folder.name)
-    temporary.replace(link)
-
-
-def _remove_half_built(base: Path) -> None:
-    """Remove what killed installs left. Only the holder of the lease makes these folders, so they are unused."""
-    for folder in base.parent.glob(f"{base.name}.*"):
-        log.info("%s: removed an interrupted installation", folder)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _read_record(layer: Path) -> EnvironmentRecord | None:
     if not os.access(layer / "bin" / "python", os.X_OK):
         return None
@@ -342,16 +324,12 @@ def _pip(environment: Path, *arguments: str | Path) -> None:
         timeout=INSTALL_TIMEOUT_SECONDS,
     )  # fmt: skip
     if finished.code:
-        raise _classify_failure(finished, arguments)
+        known = _PIP_KILLED if finished.code < 0 else classify(finished.stderr, _PIP_ERRORS)
+        assert known is not None  # the last pattern occurs in everything
+        lines = [line for line in finished.tail.split(" | ") if not line.startswith(("WARNING:", "[notice]"))]
+        raise known.error(str(arguments[-1]), masked(" | ".join(lines[-4:])))
 
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if _KEPT_VARIABLES.fullmatch(name)}
     return kept | {"PIP_USER": "0", "LC_ALL": "C.UTF-8"}
-
-
-def _classify_failure(finished: Finished, arguments: Sequence[str | Path]) -> NightbridgeError:
-    known = _PIP_KILLED if finished.code < 0 else classify(finished.stderr, _PIP_ERRORS)
-    assert known is not None  # the last pattern occurs in everything
-    lines = [line for line in finished.tail.split(" | ") if not line.startswith(("WARNING:", "[notice]"))]
-    return known.error(str(arguments[-1]), masked(" | ".join(lines[-4:])))

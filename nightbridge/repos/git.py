@@ -53,7 +53,6 @@ _ENVIRONMENT = {
     "SSH_ASKPASS_REQUIRE": "never",
     "LC_ALL": "C",
     "LANGUAGE": "C",
-    "GIT_OPTIONAL_LOCKS": "0",
     "GIT_LFS_SKIP_SMUDGE": "1",
 }
 
@@ -337,8 +336,9 @@ def git_logins(lines: str) -> Iterator[None]:
         return
     with file_in_memory(lines) as path:
         read_netrc(path, "the git credentials")
+        helper = shlex.join(own_program("nightbridge.repos.git", [str(path)]))
         # The empty one removes all helpers of the user: git would pass each of them a login that worked, to keep it.
-        token = _LOGIN_SETTINGS.set(("credential.helper=", f"credential.helper={_command(path)}"))
+        token = _LOGIN_SETTINGS.set(("credential.helper=", f"credential.helper=!{helper}"))
         try:
             yield
         finally:
@@ -362,8 +362,3 @@ def main(arguments: Sequence[str]) -> int:
     if login and (address.scheme == "https" or address.hostname in _HERE):
         print(f"username={login[0]}\npassword={login[1]}")
     return 0
-
-
-def _command(path: Path) -> str:
-    """The helper as git's shell runs it."""
-    return "!" + shlex.join(own_program("nightbridge.repos.git", [str(path)]))

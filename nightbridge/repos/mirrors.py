@@ -214,10 +214,11 @@ class Mirror:
 
     def _fetch(self, held: Lease, *refspecs: str, about: str = "") -> None:
         self._remove_leftovers()
-        if self._is_whole():
+        is_bare = attempt("rev-parse", "--is-bare-repository", timeout=self.timeout, folder=self.path).stdout
+        if is_bare == b"true\n":
             self._fetch_into(self.path, refspecs, about)
-            return
-        self._make(held, refspecs, about)
+        else:
+            self._make(held, refspecs, about)
 
     def _make(self, held: Lease, refspecs: tuple[str, ...], about: str = "") -> None:
         log.info("%s: mirroring the whole repository", masked(self.url))
@@ -243,11 +244,6 @@ class Mirror:
             timeout=self.timeout, folder=folder, subject=subject,
         )  # fmt: skip
 
-    def _is_whole(self) -> bool:
-        if not self.path.is_dir():
-            return False
-        return attempt("rev-parse", "--is-bare-repository", timeout=self.timeout, folder=self.path).stdout == b"true\n"
-
     def _remove_leftovers(self) -> None:
         """Remove what a killed process left: only the holder of the lease makes these, so they are dead.
 
@@ -256,18 +252,13 @@ class Mirror:
         for temporary in self.path.parent.glob(f".{self.path.name}.*.tmp"):
             shutil.rmtree(temporary, ignore_errors=True)
         patience = time.monotonic() + _LOCK_PATIENCE_SECONDS
-        while locks := _lock_files(self.path):
+        while locks := [*self.path.glob("*.lock"), *(self.path / "refs").rglob("*.lock")]:
             if time.monotonic() > patience:
                 for path in locks:
                     log.warning("%s: removed the lock file of a killed git process", path)
                     path.unlink(missing_ok=True)
                 return
             time.sleep(0.1)
-
-
-def _lock_files(mirror: Path) -> list[Path]:
-    refs = mirror / "refs"
-    return [*mirror.glob("*.lock"), *(refs.rglob("*.lock") if refs.is_dir() else ())]
 
 
 def clone_at(mirror: Mirror, commit: str, folder: Path) -> None:
@@ -297,6 +288,8 @@ def clone_at(mirror: Mirror, commit: str, folder: Path) -> None:
         "checkout", "--quiet", "--detach", commit,
         timeout=mirror.timeout, folder=folder, subject=f"{commit} of {mirror.url}", umask=umask,
     )  # fmt: skip
+    # Older than all files: the first look for changes compares each of them with the commit, whatever filters did.
+    os.utime(folder / ".git" / "index", (1, 1))
 
 
 def _make_folders(mirror: Mirror, commit: str, folder: Path) -> None:

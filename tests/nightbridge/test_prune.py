@@ -12,7 +12,8 @@ import pytest
 
 from nightbridge.cli.main import run
 from nightbridge.errors import PermanentError
-from nightbridge.images.enroot import remove_tree, scratch_name, unfinished
+from nightbridge.files import remove_tree
+from nightbridge.images.enroot import scratch_name, unfinished
 from nightbridge.images.image import add_workspace_ref
 from nightbridge.models import (
     ImageImport,

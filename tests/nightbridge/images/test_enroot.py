@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from nightbridge.errors import InvalidInput, PermanentError, TransientError
-from nightbridge.images.enroot import Enroot, check_folders, find_enroot, remove_tree
+from nightbridge.files import remove_tree
+from nightbridge.images.enroot import Enroot, check_folders, find_enroot
 from nightbridge.images.image import pull_image
 from nightbridge.images.registry import ImageReference, parse_reference
 from nightbridge.models import ImageImport, RunSpec, Site
