@@ -227,7 +227,7 @@ def remove_checkouts(workspace: Path, removals: Sequence[Removal]) -> list[Remov
             # The name of a leftover: if this is killed, the next one, or a check-out of the commit, removes the rest.
             aside = folder.with_name(f".{checkout}.{uuid.uuid4().hex}.tmp")
             folder.rename(aside)
-        shutil.rmtree(aside, ignore_errors=True)
+        remove_tree(aside)
         removed.append(removal)
     return removed
 

@@ -548,6 +548,16 @@ def test_folders_deeper_than_python_goes_are_removed(place: Place) -> None:
     assert [*run.parent.iterdir()] == []
 
 
+def test_a_checkout_with_folders_deeper_than_python_goes_is_removed(place: Place) -> None:
+    checkout = place.checkout("a", 40)
+    deep_folders(checkout / "deep", levels=1500)
+    place.age(checkout, 40)
+    found = find_old_checkouts(place.workspace, Policy())
+
+    assert remove_checkouts(place.workspace, found) == found != []
+    assert [*checkout.parent.iterdir()] == []
+
+
 def test_a_run_that_somebody_put_elsewhere_stays_there(place: Place, tmp_path: Path) -> None:
     run = old_run(place, "a")
     run.symlink_to(run.rename(tmp_path / "elsewhere"))
