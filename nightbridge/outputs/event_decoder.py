@@ -18,8 +18,8 @@ from typing import BinaryIO, Literal, NamedTuple
 import google_crc32c
 
 # Wire types (https://protobuf.dev/programming-guides/encoding/).
-VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-_FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
+_VARINT, _LENGTH = 0, 2
+_FIXED_SIZES = {1: 8, 5: 4}
 
 HEADER_SIZE = 12
 """Bytes before a record: its length, and the masked checksum of these eight bytes."""
@@ -183,8 +183,6 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 _MAX_FIELDS = 1 << 16
 """Of one message. A summary has one for each of its values."""
 _MAX_DIMENSIONS = 64
-_MAX_PACKED = 32
-"""Bytes of a tensor's values that are looked at: those of one number, and whether there are more."""
 
 
 def _message(data: bytes) -> _Message:
@@ -197,11 +195,11 @@ def _message(data: bytes) -> _Message:
             raise MalformedRecord(f"a message of more than {_MAX_FIELDS} fields")
         key, position = _varint(data, position)
         field, wire = key >> 3, key & 7
-        if wire == VARINT:
+        if wire == _VARINT:
             value, position = _varint(data, position)
             message.numbers[field].append(value)
             continue
-        if wire == LENGTH:
+        if wire == _LENGTH:
             size, position = _varint(data, position)
         elif wire in _FIXED_SIZES:
             size = _FIXED_SIZES[wire]
@@ -209,7 +207,7 @@ def _message(data: bytes) -> _Message:
             raise MalformedRecord(f"wire type {wire} of field {field} is not in use")
         if position + size > len(data):
             raise MalformedRecord(f"field {field} runs past the end of its message")
-        target = message.blocks if wire == LENGTH else message.fixed
+        target = message.blocks if wire == _LENGTH else message.fixed
         target[field].append(data[position : position + size])
         position += size
     return message
@@ -227,54 +225,9 @@ def _text(data: bytes | None) -> str:
 # --- tensors ---------------------------------------------------------------------------------------------------------
 
 
-class _ElementType(NamedTuple):
-    """How one element is written: its layout for `struct`, and its field of typed values."""
-
-    layout: str
-    field: int
-
-    @property
-    def size(self) -> int:
-        return 2 if self.layout == BFLOAT16 else struct.calcsize("<" + self.layout)
-
-    @property
-    def wire(self) -> int:
-        """The wire type of one value in the field of typed values."""
-        return {"f": FIXED32, "d": FIXED64}.get(self.layout, VARINT)
-
-    def from_bytes(self, data: bytes) -> float:
-        if self.layout == BFLOAT16:
-            return _float32(b"\0\0" + data)
-        return float(struct.unpack("<" + self.layout, data)[0])
-
-    def from_varint(self, number: int) -> float:
-        if self.layout in ("e", BFLOAT16):
-            return self.from_bytes((number & 0xFFFF).to_bytes(2, "little"))
-        return float(signed(number) if self.layout in "bhiq" else number)
-
-
-BFLOAT16 = "bfloat16"
-
-# By the number of the type in `types.proto`.
-_ELEMENT_TYPES: dict[int, _ElementType] = {
-    1: _ElementType("f", 5),
-    2: _ElementType("d", 6),
-    3: _ElementType("i", 7),
-    4: _ElementType("B", 7),
-    5: _ElementType("h", 7),
-    6: _ElementType("b", 7),
-    9: _ElementType("q", 10),
-    10: _ElementType("?", 11),
-    14: _ElementType(BFLOAT16, 13),
-    17: _ElementType("H", 7),
-    19: _ElementType("e", 13),
-    22: _ElementType("I", 16),
-    23: _ElementType("Q", 17),
-}
-
-
-def _float32(data: bytes) -> float:
-    return float(struct.unpack("<f", data)[0])
+_LAYOUTS = {1: ("<f", 5), 2: ("<d", 6)}
+"""By the number of the type in `types.proto`, the layout of a number and its field of `TensorProto`. TensorFlow's and
+PyTorch's writers of scalars use no other types."""
 
 
 def _element_count(shape: bytes | None) -> int:
@@ -284,32 +237,18 @@ def _element_count(shape: bytes | None) -> int:
     return count
 
 
-def _typed_values(message: _Message, kind: _ElementType) -> list[float]:
-    """The values of a repeated field, packed or one by one: writers do both and readers must take both."""
-    packed = b"".join(message.blocks.get(kind.field, [])[:2])[:_MAX_PACKED]
-    if kind.wire != VARINT:
-        values = [packed[start : start + kind.size] for start in range(0, len(packed), kind.size)]
-        values = message.fixed.get(kind.field, []) + values
-        if any(len(value) != kind.size for value in values):
-            raise MalformedRecord("a tensor's value has a wrong size")
-        return [kind.from_bytes(value) for value in values]
-    numbers, position = list(message.numbers.get(kind.field, [])), 0
-    while position < len(packed):
-        number, position = _varint(packed, position)
-        numbers.append(number)
-    return [kind.from_varint(number) for number in numbers]
-
-
 def _tensor_scalar(data: bytes) -> float | None:
-    """The one number in a tensor; None for text, and for anything with more or fewer elements."""
+    """The one number in a tensor; None for text, integers, and anything with more or fewer elements."""
     message = _message(data)
-    kind = _ELEMENT_TYPES.get(message.number(1))
-    if kind is None or _element_count(message.block(2)) != 1:
+    layout, field = _LAYOUTS.get(message.number(1), ("", 0))
+    if not layout or _element_count(message.block(2)) != 1:
         return None
-    if content := message.block(4):
-        return kind.from_bytes(content) if len(content) == kind.size else None
-    values = _typed_values(message, kind)
-    return values[0] if len(values) == 1 else None
+    # As bytes of the whole tensor, or as a repeated field, packed or one by one: writers do all three.
+    content = message.block(4)
+    values = [content] if content else [*message.fixed.get(field, ()), *message.blocks.get(field, ())]
+    if [len(value) for value in values] != [struct.calcsize(layout)]:
+        return None
+    return float(struct.unpack(layout, values[0])[0])
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -353,7 +292,7 @@ class EventDecoder:
         plugin = _text(_message(plugin_data or b"").block(1)) or self._plugins.get(tag, "")
         self._plugins[tag] = plugin
         if simple := value.fixed_value(2, 4):
-            return Scalar(tag, _float32(simple))
+            return Scalar(tag, struct.unpack("<f", simple)[0])
         tensor = value.block(8)
         if tensor is None:
             return next((kind for field, kind in _OTHER_VALUES.items() if field in value.blocks), "other")

@@ -156,23 +156,7 @@ class TestAgainstTensorboard:
 
 
 class TestTensorScalars:
-    @pytest.mark.parametrize(
-        ("dtype", "number"),
-        [
-            ("float32", 1.5),
-            ("float64", 1e300),
-            ("float16", 0.333251953125),
-            ("int8", -5),
-            ("int16", -300),
-            ("int32", -70_000),
-            ("int64", -(2**40)),
-            ("uint8", 200),
-            ("uint16", 60_000),
-            ("uint32", 2**32 - 1),
-            ("uint64", 2**60),
-            ("bool", True),
-        ],
-    )
+    @pytest.mark.parametrize(("dtype", "number"), [("float32", 1.5), ("float64", 1e300)])
     def test_every_number_type_is_read_from_content_and_from_typed_values(
         self, event_file: Callable[..., EventFileBuilder], dtype: Any, number: int
     ) -> None:
@@ -184,15 +168,14 @@ class TestTensorScalars:
             builder.value(step, Summary.Value(tag="x", tensor=tensor, metadata=_scalar_metadata("scalars")))
         assert [row.value for row in read_event_file(builder.write()).rows] == [float(number)] * 2
 
-    def test_bfloat16_is_read(self, event_file: Callable[..., EventFileBuilder]) -> None:
-        tensors = (
-            TensorProto(dtype=14, tensor_content=b"\xc0\x3f"),
-            TensorProto(dtype=14, half_val=[0x3FC0]),
-        )
+    def test_numbers_of_types_that_no_writer_of_scalars_uses_are_counted(
+        self, event_file: Callable[..., EventFileBuilder]
+    ) -> None:
         builder = event_file()
-        for tensor in tensors:
-            builder.value(1, Summary.Value(tag="x", tensor=tensor))
-        assert [row.value for row in read_event_file(builder.write()).rows] == [1.5, 1.5]
+        for tensor in (make_tensor_proto(np.array(3)), TensorProto(dtype=14, tensor_content=b"\xc0\x3f")):
+            builder.value(1, Summary.Value(tag="x", tensor=tensor, metadata=_scalar_metadata("scalars")))
+        file = read_event_file(builder.write())
+        assert (len(file), file.skipped) == (0, {"scalars": 2})
 
     def test_the_plugin_that_only_the_first_value_names_holds_for_the_tag(
         self, event_file: Callable[..., EventFileBuilder]
