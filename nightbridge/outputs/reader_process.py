@@ -223,19 +223,20 @@ def call_shared(reader: _Reader, argument: BaseModel, answer: type[_Answer], roo
         ReaderDied: It has died; the next call makes a new one, which knows nothing yet.
         NightbridgeError: What the reader has raised.
     """
-    setup = _setup(reader, roots, {})
-    with _shared_lock:
-        if setup not in _shared:
-            _shared[setup] = Child(setup)
-        child = _shared[setup]
-    with child.lock:
-        try:
-            return _validated(answer, child.call(argument.model_dump_json().encode())[0])
-        except ReaderDied:
-            with _shared_lock:
-                if _shared.get(setup) is child:
-                    del _shared[setup]
-            raise
+    setup, given = _setup(reader, roots, {}), argument.model_dump_json().encode()
+    while True:
+        with _shared_lock:
+            if setup not in _shared:
+                _shared[setup] = Child(setup)
+            child = _shared[setup]
+        with child.lock:
+            if _shared.get(setup) is not child:
+                continue  # it has died over the files of a call that this one waited for
+            try:
+                return _validated(answer, child.call(given)[0])
+            except ReaderDied:
+                del _shared[setup]
+                raise
 
 
 class _Server:

@@ -184,6 +184,30 @@ def test_a_shared_child_is_made_anew_after_its_death(folder: Path) -> None:
     assert set(found[0].read.values()) == {"read"}
 
 
+def test_a_call_that_waits_for_a_shared_child_outlives_its_death_over_the_files_of_another(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_process, "CPU_SECONDS", 1.0)
+    neighbour = folder.with_name("neighbour")
+    neighbour.mkdir()
+    (neighbour / "a").write_text("good")
+    died: list[Path | None] = []
+
+    def call() -> None:
+        try:
+            call_shared(readers.hang, Folder(folder=folder), Answer, (folder.parent,))
+        except ReaderDied as death:
+            died.append(death.path)
+
+    first = threading.Thread(target=call)
+    first.start()
+    time.sleep(0.3)
+
+    assert call_shared(readers.hang, Folder(folder=neighbour), Answer, (folder.parent,)).read == {"a": "read"}
+    first.join()
+    assert died == [folder / "b"]
+
+
 def test_a_server_that_was_killed_is_started_again(folder: Path) -> None:
     read(readers.crash, folder)
     for pid in servers_of(os.getpid()):
