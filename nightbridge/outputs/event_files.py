@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 from pydantic import Field
 
 from nightbridge.errors import DamagedData
-from nightbridge.files import open_regular, reading, unless_away, walk
+from nightbridge.files import CHUNK, open_regular, reading, unless_away, walk
 from nightbridge.models import Model
 from nightbridge.outputs.event_decoder import (
     FOOTER_SIZE,
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from nightbridge.outputs.event_blocks import PlainScalars
-
-_BLOCK = 1 << 20
 
 COLUMNS = ("tag", "step", "wall_time", "value", "file", "superseded", "session")
 """The columns of the scalar table, in order."""
@@ -161,7 +159,7 @@ def read_event_file(path: Path) -> EventFile:
     """
     file = EventFile(path)
     try:
-        with open_regular(path, buffering=_BLOCK) as stream:
+        with open_regular(path, buffering=CHUNK) as stream:
             file.bytes_total = os.fstat(stream.fileno()).st_size
             try:
                 for _ in read_on(stream, file.bytes_total, file):
@@ -194,10 +192,9 @@ def sound_length(path: Path, below: Path) -> int:
 
 def _sound(argument: bytes) -> tuple[_Sound, bytes]:
     path, length = _Sound.model_validate_json(argument).path, 0
-    with reading(path), open_regular(path, buffering=_BLOCK) as stream, contextlib.suppress(RecordsEnd):
-        total = os.fstat(stream.fileno()).st_size
-        while length < total and (record := next_record(stream, total, length)) is not None:
-            length += HEADER_SIZE + len(record) + FOOTER_SIZE
+    with reading(path), open_regular(path, buffering=CHUNK) as stream, contextlib.suppress(RecordsEnd):
+        for offset in read_on(stream, os.fstat(stream.fileno()).st_size, Columns()):
+            length = offset
     return _Sound(path=path, length=length), b""
 
 

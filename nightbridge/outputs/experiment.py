@@ -49,7 +49,7 @@ _CHECKPOINT = re.compile(r"iter_\d{7,}")
 _EVENT_FILE = "tfevents"
 _LOG_SUFFIX = ".out"
 EVENT_FOLDER = "tb_logs"
-"""The folder of the event files, below the job's folder or a run's own output folder."""
+"""The folder of the event files, below the job's folder or a run's own output folder (`launch/plan.py`)."""
 _NUMBERS_AT_END = re.compile(r"(?:_\d+)+$")
 _PROFILE_FOLDERS = frozenset(("nsys_profile", "pytorch_profile", "torch_profile", "chakra"))
 """nsys writes into the first; PyTorch's profiler beside the event files, its memory snapshots into the second."""
@@ -267,11 +267,6 @@ def logs_so_far(job: Job) -> tuple[Path, ...]:
     return (*_logs(files, job, _BATCH_LOG), *_logs(files, job, _RANK_LOG))
 
 
-def event_folders(job: Job, output_dir: Path | None) -> tuple[Path, ...]:
-    """Where a running job writes its event files: the folder that the launcher is given (`launch/plan.py`)."""
-    return tuple(folder / EVENT_FOLDER for folder in (job.experiment_dir, output_dir) if folder is not None)
-
-
 def _first_named(files: list[Path], name: str) -> Path | None:
     """The file of that name, the one in a `configs` folder before others."""
     found = [path for path in files if path.name == name]
@@ -302,10 +297,6 @@ class RunToRead(Model):
         return tuple(
             dict.fromkeys(folder for folder in (*folders, plan.output_dir, plan.checkpoint_dir) if folder is not None)
         )
-
-    def output(self) -> RunOutput:
-        """Find what the job that counts has left."""
-        return read_run(self.job, self.plan.output_dir, self.plan.checkpoint_dir)
 
 
 def evidence_of(run: RunToRead) -> RunEvidence:

@@ -18,7 +18,7 @@ from nightbridge.models import Job, Model
 from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.outputs.event_decoder import RecordsEnd
 from nightbridge.outputs.event_files import Columns, Row, file_time, find_event_files, read_on
-from nightbridge.outputs.experiment import event_folders, logs_so_far
+from nightbridge.outputs.experiment import EVENT_FOLDER, logs_so_far
 from nightbridge.outputs.logs import LogTail, parse_steps
 from nightbridge.outputs.reader_process import ReaderDied, call_shared
 
@@ -173,7 +173,8 @@ class _Follower:
         job, output_dir, total = followed.job, followed.output_dir, followed.total
         self._job = job
         self._tails: dict[Path, LogTail] = {}
-        self._events = tuple(EventTail(folder) for folder in event_folders(job, output_dir))
+        folders = (job.experiment_dir, output_dir)
+        self._events = tuple(EventTail(folder / EVENT_FOLDER) for folder in folders if folder is not None)
         self._total = total
         self._logged = self._recorded = 0
         self._step_times: dict[int, float] = {}

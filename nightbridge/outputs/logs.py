@@ -219,8 +219,11 @@ def _step(start: re.Match[str], text: str) -> StepRecord:
         label, _, value = field.partition(":")
         name = _STEP_FIELDS.get(label.strip())
         if name in _COUNTS:
-            counts.setdefault(name, whole_number(value))
-            impossible = impossible or _impossible_count(value.strip())
+            count, printed = whole_number(value), value.strip()
+            counts.setdefault(name, count)
+            # A number that is no count, such as `inf`, `-1` and thousands of digits; torn text says nothing.
+            if count is None and not impossible and (real_number(printed) is not None or printed.isdigit()):
+                impossible = printed[:20]
         elif name is not None:
             values.setdefault(name, real_number(value))
     skipped, nan = (counts.get(name) or 0 for name in _COUNTS)
@@ -229,11 +232,6 @@ def _step(start: re.Match[str], text: str) -> StepRecord:
         values["lm_loss"] = None
     done = {"skipped_iterations": skipped, "nan_iterations": nan, "whole": whole, "impossible": impossible}
     return StepRecord(int(start[1]), int(start[2]), **values, **done)  # type: ignore[arg-type]
-
-
-def _impossible_count(text: str) -> str:
-    """A number that is no count (`inf`, `-1`, thousands of digits), cut; empty for a count, and for torn text."""
-    return text[:20] if whole_number(text) is None and (real_number(text) is not None or text.isdigit()) else ""
 
 
 # --- rank 0's and the last rank's lines ------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import Field
 
 from nightbridge.errors import InvalidInput
@@ -139,15 +140,15 @@ def loss_digest(curves: Curves) -> str | None:
     any NaN is the same NaN). The source is `tensorboard`, `log`, or `mixed`: the log rounds to seven digits, so only
     digests of one source can be compared.
     """
-    import numpy as np
-
     losses = curves.steps["loss"]
     if not losses.notna().any():
         return None
     pairs = np.empty(len(losses), dtype=[("step", "<i8"), ("loss", "<f8")])
     pairs["step"] = losses.index.to_numpy()
     pairs["loss"] = np.where(losses.isna(), np.nan, losses.to_numpy())
-    return f"{_source(curves)}:{hashlib.sha256(pairs.tobytes()).hexdigest()}"
+    of_log = curves.rows_of(STEP_COLUMNS["loss"].tag)["file"] == LOG_FILE
+    source = "log" if of_log.all() else "mixed" if of_log.any() else "tensorboard"
+    return f"{source}:{hashlib.sha256(pairs.tobytes()).hexdigest()}"
 
 
 def loss_anchors(curves: Curves) -> "tuple[tuple[int, float], ...]":
@@ -157,11 +158,6 @@ def loss_anchors(curves: Curves) -> "tuple[tuple[int, float], ...]":
     last = len(finite) - 1
     positions = sorted({round(last * part / (_ANCHORS - 1)) for part in range(_ANCHORS)}) if len(finite) else []
     return tuple((int(finite.index[position]), float(finite.iloc[position])) for position in positions)
-
-
-def _source(curves: Curves) -> str:
-    of_log = (curves.rows_of(STEP_COLUMNS["loss"].tag)["file"] == LOG_FILE).tolist()
-    return "log" if all(of_log) else "mixed" if any(of_log) else "tensorboard"
 
 
 _NORMAL_SIGMA = 1.4826
@@ -200,7 +196,8 @@ def measure_run(run: RunToMeasure) -> tuple[MeasuredRun, bytes]:
 
 def _measure_run(argument: bytes) -> tuple[MeasuredRun, bytes]:
     run = RunToMeasure.model_validate_json(argument)
-    output, plan = run.output(), run.plan
+    plan = run.plan
+    output = read_run(run.job, plan.output_dir, plan.checkpoint_dir)
     settings = read_settings(run.spec, output.config_container)
     summary, table = measure(output, run.spec.test.gate, plan.max_steps, settings, run.job)
     summary = summary.model_copy(update={"damage": (*summary.damage, *unreadable_numbers(run.job.attempt_dir))})
@@ -371,8 +368,6 @@ def _wall_step_time(curves: Curves, values: "pd.Series[float]", since: int | Non
     The pause of a restart is the machine's. `since`: the step with whose end the first of them began; None where a
     pause before that one is none of theirs.
     """
-    import numpy as np
-
     mean = _mean(values)
     if mean is None:
         return None
@@ -442,8 +437,6 @@ def _is_complete(values: "pd.Series[float]") -> bool:
 
 
 def _finite(values: "pd.Series[float]") -> "pd.Series[float]":
-    import numpy as np
-
     return values[np.isfinite(values)]
 
 
@@ -485,8 +478,6 @@ def startup_time(curves: Curves, job: Job | None) -> float | None:
 
 
 def _step_times(curves: Curves) -> "pd.DataFrame":
-    import numpy as np
-
     table = curves.table
     usable = (
         (table["tag"] == STEP_COLUMNS["step_time"].tag) & (table["file"] != LOG_FILE) & (table["step"] > curves.start)

@@ -12,6 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from nightbridge.launch.config_container import ConfigContainer
 from nightbridge.models import Summary, TestDefinition
 from nightbridge.outputs.curves import Curves
@@ -236,8 +238,6 @@ def _steps(table: "pd.DataFrame") -> list[dict[str, Any]]:
 
 def _statistics(values: list[float]) -> dict[str, float] | None:
     """Mean, extremes, population deviation, and the percentiles 99 and 95; None without values."""
-    import numpy as np
-
     if not values:
         return None
     return {
