@@ -5,7 +5,7 @@ arguments as in Megatron-LM's `examples/mimo/training/args.py` and `megatron/tra
 """
 
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,14 @@ class _Program:
     def knows(self, option: str) -> bool:
         """Whether it has an option; of a program that has not been read, every one that a recent main has."""
         return option in (self.parser or newest_parser()).options
+
+    def words(self, option: str, values: Sequence[str]) -> Sequence[str]:
+        """The words that an option's values are passed as."""
+        known = (self.parser or newest_parser()).options.get(option)
+        try:
+            return known.words(values) if known else values
+        except ValueError as error:
+            raise _unclosed(values[0], option, error) from error
 
 
 _AXES = {"tp": "tp", "cp": "cp", "pp": "pp", "dp": "dp", "ep": "ep", "etp": "expt-tp"}
@@ -216,8 +224,9 @@ def _program_words(spec: RunSpec, code: PinnedRepository, output: Path, program:
     if program.parser is not None:
         _check_known(test, arguments, program.parser)
     yield from _grid_words(grids_of(test), _grid_flags(code))
-    for words in arguments:
-        yield from words
+    for name, *values in arguments:
+        yield name
+        yield from program.words(name, values)
     if program.knows(_TENSORBOARD):
         yield from (_TENSORBOARD, f"{output}/tb_logs")
     written = set(map(option_of, test.extra_cmd_args))
@@ -231,10 +240,18 @@ def program_arguments(test: TestDefinition) -> tuple[tuple[str, ...], ...]:
 
 def _torchrun(test: TestDefinition, image: Image) -> list[str]:
     """The command that starts the ranks. Without a container its path, like a repository's, is taken from here."""
-    words = shlex.split(test.cmd_args.get("torchrun", "torchrun"))
+    text = test.cmd_args.get("torchrun", "torchrun")
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise _unclosed(text, "cmd_args.torchrun", error) from error
     if image.kind == "none" and "/" in words[0]:
         words[0] = str(Path(words[0]).absolute())
     return words
+
+
+def _unclosed(text: str, subject: str, error: ValueError) -> InvalidInput:
+    return InvalidInput(f"{text!r} cannot be split into words: {error}", subject=subject, advice="Close the quote")
 
 
 def _program(test: TestDefinition, code: PinnedRepository) -> _Program:

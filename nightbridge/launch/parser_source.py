@@ -132,6 +132,14 @@ class Option(Model):
     kind: Literal["int", "float", "str"] = "str"
     choices: tuple[str, ...] | None = None
 
+    def words(self, values: Sequence[str]) -> Sequence[str]:
+        """The words of its values; where it takes many, they are written in one text.
+
+        Raises:
+            ValueError: The text has a quote that is not closed.
+        """
+        return shlex.split(values[0]) if values and self.values == "many" else values
+
 
 class ProgramParser(Model):
     """The parser of one program at one commit.
@@ -165,7 +173,10 @@ class ProgramParser(Model):
 
 
 def _problem(option: Option, values: Sequence[str]) -> str | None:
-    words = shlex.split(values[0]) if values and option.values == "many" else values
+    try:
+        words = option.words(values)
+    except ValueError as error:
+        return f"{values[0]!r} cannot be split into words: {error}"
     if option.values == "none" and words:
         return f"it takes no value, and {words[0]!r} is written"
     if option.values in ("one", "many") and not words:

@@ -159,6 +159,25 @@ def test_other_flags_go_on_by_their_own_names() -> None:
     assert option(words, "--hybrid-layer-pattern") == "MEMEM*EMEMEM*"
 
 
+def test_several_values_of_an_option_are_words_of_their_own() -> None:
+    run = spec(extra_cmd_args={"data-path": "30 a 70 'b c'", "hybrid-layer-pattern": "M E"})
+
+    words = program_words(placeholder_plan(run, SITE).batch_script or "")
+
+    first = words.index("--data-path")
+    assert words[first : first + 5] == ["--data-path", "30", "a", "70", "b c"]
+    assert option(words, "--hybrid-layer-pattern") == "M E"
+
+
+@pytest.mark.parametrize(
+    ("args", "extra", "subject"),
+    [({"torchrun": "a 'b"}, {}, "cmd_args.torchrun"), ({}, {"data-path": "1 'b"}, "--data-path")],
+)
+def test_a_quote_that_is_not_closed_is_refused(args: dict[str, Any], extra: dict[str, str], subject: str) -> None:
+    with pytest.raises(InvalidInput, match=f"{subject}.* cannot be split into words"):
+        placeholder_plan(spec(args, extra_cmd_args=extra), SITE)
+
+
 def test_a_container_sees_the_code_and_the_attempt() -> None:
     run = spec({"container_image": "nvcr.io#nvidia/nemo:26.06"}, extra_container_mounts=("/data:/data",))
 

@@ -241,6 +241,9 @@ def test_several_values_are_words_of_one_text(tmp_path: Path) -> None:
 
     assert list(parser.problems([("--heads", "1 2")])) == []
     assert list(parser.problems([("--heads", "1 two")])) == ["--heads: 'two' is no int"]
+    assert list(parser.problems([("--heads", "1 '2")])) == [
+        '--heads: "1 \'2" cannot be split into words: No closing quotation'
+    ]
 
 
 def test_what_no_run_can_do_without_is_missed_unless_a_file_brings_it(tmp_path: Path) -> None:
