@@ -72,7 +72,11 @@ def find_old_runs(store: ObjectStore, policy: RetentionPolicy) -> list[RunRemova
     now = datetime.now(UTC)
     runs = _listed(store)
     committed = [run for run in runs if run.committed]
-    verdicts = in_parallel(lambda run: _verdict_of(store, run), committed)
+    what = "not a verdict; the runs it was compared with are unknown"
+    advice = "Compare the run again, or delete the file"
+    verdicts = in_parallel(
+        lambda run: read_stored(store, f"{run.prefix}/{VERDICT}", Verdict, what=what, advice=advice), committed
+    )
     judged = [run.model_copy(update={"verdict": verdict}) for run, verdict in zip(committed, verdicts, strict=True)]
     leftover = "without a manifest: left by an interrupted harvest or removal"
     leftovers = [(run, leftover) for run in runs if not run.committed and now - run.written_at > LEFTOVER_AGE]
@@ -216,12 +220,6 @@ def _run_of(prefix: str, items: Sequence[ObjectInfo]) -> StoredRun:
 
 def _newest(items: Iterable[ObjectInfo]) -> datetime:
     return max((item.modified for item in items if item.modified), default=datetime.min.replace(tzinfo=UTC))
-
-
-def _verdict_of(store: ObjectStore, run: StoredRun) -> Verdict | None:
-    what = "not a verdict; the runs it was compared with are unknown"
-    advice = "Compare the run again, or delete the file"
-    return read_stored(store, f"{run.prefix}/{VERDICT}", Verdict, what=what, advice=advice)
 
 
 def _decisions(store: ObjectStore) -> str:
