@@ -388,7 +388,7 @@ def _batch_script(
     return "\n".join(
         [
             "#!/bin/bash",
-            *(f"#SBATCH --{option}={value}" for option, value in directives),
+            *(f"#SBATCH --{option}={shlex.quote(value)}" for option, value in directives),
             "",
             "set -euo pipefail",
             "",

@@ -25,6 +25,7 @@ from nightbridge.models import (
     Site,
     TestDefinition,
 )
+from nightbridge.sbatch_options import SBATCH, script_options, split_options
 from tests.nightbridge.launch.test_parser_source import write_program
 
 SITE = Site(cluster=ClusterSettings(kind="slurm", name="c", account="acct", partition="batch"))
@@ -157,6 +158,17 @@ def test_other_flags_go_on_by_their_own_names() -> None:
 
     assert "--bf16" in words
     assert option(words, "--hybrid-layer-pattern") == "MEMEM*EMEMEM*"
+
+
+def test_the_log_of_a_job_lies_in_its_folder_whatever_that_is_called() -> None:
+    code = PinnedRepository(url="x", ref="main", commit="0" * 40, path=Path("/none"))
+    folder, image = Path("/my work's/runs/a1"), Image(kind="none")
+
+    plan = make_plan(spec(), Checkout(megatron_bridge=code), image, ClusterLimits(), SITE, 1, folder)
+
+    options, rest = split_options(script_options(plan.batch_script or ""), SBATCH)
+    assert Path(options["output"]).is_relative_to(folder)
+    assert rest == []
 
 
 def test_several_values_of_an_option_are_words_of_their_own() -> None:
