@@ -421,12 +421,11 @@ def _labelled(figure: "Figure", axes: "Axes", x: str, y: str) -> str:
     buffer = io.StringIO()
     # The salt makes equal drawings equal bytes; "none" keeps text as text.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nightbridge"}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
-    drawing = text[text.index("<svg") :]
+        no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
+    drawing = buffer.getvalue()
+    drawing = drawing[drawing.index("<svg") :]
     # The page sets the size. Group ids repeat from chart to chart, and nothing refers to them.
-    drawing = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawing, count=1)
-    drawing = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", drawing, count=1)
-    drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, count=1, flags=re.DOTALL)
+    drawing = re.sub(r' (?:width|height)="[^"]*"', "", drawing, count=2)
     drawing = re.sub(r'<g id="[^"]*"', "<g", drawing)
     return re.sub("|".join(PAGE_COLOURS), lambda colour: f"var(--{PAGE_COLOURS[colour[0]]})", drawing)

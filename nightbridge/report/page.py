@@ -9,7 +9,7 @@ import jinja2
 from nightbridge.gate.verdict import OUTCOMES
 from nightbridge.history.nightly_values import Night, good_runs_before, night_value, nights_of, repeats_of, up_to
 from nightbridge.history.rows import HistoryRow, Pin
-from nightbridge.models import GOOD_VERDICTS, Summary, Verdict, VerdictStatus
+from nightbridge.models import GOOD_VERDICTS, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME
 from nightbridge.numbers import format_count, format_percent, format_value
 from nightbridge.report.charts import (
@@ -44,21 +44,14 @@ MAX_CHARTED, MAX_COMMANDS, SPARKLINE_NIGHTS = 8, 3, 30
 """Tests whose charts are drawn (a third of a second and 60 kB each), commands of a case, nights of a sparkline."""
 
 
-class NewCommits(NamedTuple):
-    """What a repository got since the night before: hash and subject, newest first."""
-
-    name: str
-    lines: tuple[str, ...]
-
-
 class ReportedRun(NamedTuple):
     """One run of the night, and what the page shows of it.
 
     `rows`: the history of its series, tonight's row included where there is one. `scalars`: columns tag, step, value
     and superseded. `baseline`: the scalars of the last good run, which tonight's curves are laid over. `notes`: about
-    the evidence itself. `links`: names and web addresses of what the store has of the run. `commits`: what each
-    repository got since the night before. `error`, `log`: of a failed run, the line that says best why, and the last
-    lines of its log.
+    the evidence itself. `links`: names and web addresses of what the store has of the run. `commits`: of each
+    repository what it got since the night before, hash and subject, newest first. `error`, `log`: of a failed run, the
+    line that says best why, and the last lines of its log.
     """
 
     verdict: Verdict
@@ -67,7 +60,7 @@ class ReportedRun(NamedTuple):
     baseline: "pd.DataFrame | None" = None
     notes: Sequence[str] = ()
     links: Sequence[tuple[str, str]] = ()
-    commits: Sequence[NewCommits] = ()
+    commits: Sequence[tuple[str, Sequence[str]]] = ()
     error: str = ""
     log: Sequence[str] = ()
 
@@ -319,12 +312,20 @@ def _facts(verdict: Verdict, row: HistoryRow | None, runs: int) -> tuple[tuple[s
     """Further details, as name and value; unknown things are left out. `runs` is how many tonight had."""
     facts = [("Job", str(verdict.job_id) if verdict.job_id is not None else "")]
     if row:
-        _fault, outcome = OUTCOMES[row.outcome]
+        summary, (_fault, outcome) = row.summary, OUTCOMES[row.outcome]
+        expected = f" of {summary.steps_expected}" if summary.steps_expected is not None else ""
+        window = f"steps {summary.steady_first_step} to {summary.steady_last_step}" if summary.steady_first_step else ""
+        spread = ""
+        if summary.step_time_p05 is not None and summary.step_time_p95 is not None:
+            spread = f"{format_value(summary.step_time_p05)} to {format_value(summary.step_time_p95, 's')}"
         facts += [
             ("Cluster", row.cluster),
             ("Attempt", str(row.attempt) if row.attempt > 1 else ""),
             ("Outcome", f"{outcome} ({row.outcome_reason})" if row.outcome_reason else outcome),
-            *_summary_facts(row.summary),
+            ("Steps recorded", f"{summary.steps_done}{expected}"),
+            ("Steady window", window),
+            ("Step time, 5 % to 95 %", spread),
+            ("Measured from", summary.source if summary.source != "none" else "nothing"),
         ]
     facts.append(("GPU-hours", f"{verdict.gpu_hours:.2f}" if verdict.gpu_hours else ""))
     facts.append(("Confirmation", further_runs_of(verdict)))
@@ -332,20 +333,6 @@ def _facts(verdict: Verdict, row: HistoryRow | None, runs: int) -> tuple[tuple[s
     if good := len(verdict.baseline_runs):
         facts.append(("Baseline", f"median of {good} good runs" if good > 1 else "the last good run"))
     return tuple((name, value) for name, value in facts if value)
-
-
-def _summary_facts(summary: Summary) -> list[tuple[str, str]]:
-    expected = f" of {summary.steps_expected}" if summary.steps_expected is not None else ""
-    window = f"steps {summary.steady_first_step} to {summary.steady_last_step}" if summary.steady_first_step else ""
-    spread = ""
-    if summary.step_time_p05 is not None and summary.step_time_p95 is not None:
-        spread = f"{format_value(summary.step_time_p05)} to {format_value(summary.step_time_p95, 's')}"
-    return [
-        ("Steps recorded", f"{summary.steps_done}{expected}"),
-        ("Steady window", window),
-        ("Step time, 5 % to 95 %", spread),
-        ("Measured from", summary.source if summary.source != "none" else "nothing"),
-    ]
 
 
 def compare_link(url: str, before: str, now: str) -> str:

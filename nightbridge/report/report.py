@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from nightbridge.errors import DamagedData
-from nightbridge.harvest.manifest import MANIFEST, Manifest, load_record, load_scalars, read_manifest
+from nightbridge.harvest.manifest import MANIFEST, Manifest, committed_record, load_record, load_scalars, read_manifest
 from nightbridge.history.reading import read_recent
 from nightbridge.models import NO_VALUE, StoredFile, SweepResult, Verdict, has_date
 from nightbridge.nights.records import NightStart
@@ -19,7 +19,6 @@ from nightbridge.outputs.logs import MAX_LINE_BYTES, clean_line, raw_lines
 from nightbridge.report.charts import exchange_chart
 from nightbridge.report.page import (
     MAX_CHARTED,
-    NewCommits,
     ReportedRun,
     build_page,
     last_good_run,
@@ -78,10 +77,8 @@ def night_report_html(
     Raises:
         TransientError: The store did not answer.
     """
-    charted = {verdict.run_key for verdict in gravest_first(verdicts)[:MAX_CHARTED]}
-    runs = [
-        (_with_curves if verdict.run_key in charted else _reported_run)(store, verdict, cluster) for verdict in verdicts
-    ]
+    runs = [_reported_run(store, verdict, cluster) for verdict in gravest_first(verdicts)]
+    runs[:MAX_CHARTED] = [_with_curves(store, run) for run in runs[:MAX_CHARTED]]
     found, notes = _attributions(store, verdicts, cluster)
     note = " ".join(filter(None, (note, *notes)))
     return render_report(
@@ -226,24 +223,28 @@ def _reported_run(store: ObjectStore, verdict: Verdict, cluster: str) -> Reporte
             run = run._replace(rows=read_recent(store, cluster, verdict.series, verdict.night))
     if not verdict.prefix:
         return run
+    manifest: Manifest | None = None
     with _noted(damage):
-        run = run._replace(commits=_new_commits(store, verdict.prefix))
+        if manifest := read_manifest(store, verdict.prefix):
+            checkout = committed_record(store, manifest).checkout
+            named = (("Megatron-Bridge", checkout.megatron_bridge), ("NeMo-Run", checkout.nemo_run))
+            new = tuple((name, pin.commits_since) for name, pin in named if pin and pin.commits_since)
+            run = run._replace(commits=new)
     with _noted(damage):
-        manifest = read_manifest(store, verdict.prefix)
-        run = run._replace(links=run_links(store, manifest) if manifest else ())
-        if manifest and verdict.status in NO_VALUE:
-            error, lines = last_log_lines(store, manifest)
-            run = run._replace(error=error, log=lines)
+        if manifest:
+            run = run._replace(links=run_links(store, manifest))
+            if verdict.status in NO_VALUE:
+                error, lines = last_log_lines(store, manifest)
+                run = run._replace(error=error, log=lines)
     return run
 
 
-def _with_curves(store: ObjectStore, verdict: Verdict, cluster: str) -> ReportedRun:
-    run = _reported_run(store, verdict, cluster)
+def _with_curves(store: ObjectStore, run: ReportedRun) -> ReportedRun:
     damage = list(run.notes)
-    good = last_good_run(verdict, run.rows)
-    if verdict.prefix:
+    good = last_good_run(run.verdict, run.rows)
+    if run.verdict.prefix:
         with _noted(damage):
-            run = run._replace(scalars=load_scalars(store, verdict.prefix))
+            run = run._replace(scalars=load_scalars(store, run.verdict.prefix))
         if good and good.prefix:
             with _noted(damage):
                 run = run._replace(baseline=load_scalars(store, good.prefix))
@@ -288,11 +289,3 @@ def _noted(notes: list[str]) -> Iterator[None]:
         yield
     except DamagedData as error:
         notes.append(str(error))
-
-
-def _new_commits(store: ObjectStore, prefix: str) -> tuple[NewCommits, ...]:
-    record = load_record(store, prefix)
-    if record is None:
-        return ()
-    named = {"Megatron-Bridge": record.checkout.megatron_bridge, "NeMo-Run": record.checkout.nemo_run}
-    return tuple(NewCommits(name, pin.commits_since) for name, pin in named.items() if pin and pin.commits_since)

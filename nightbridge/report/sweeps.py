@@ -124,9 +124,9 @@ def _by_point(judged: Sequence[tuple[RunSpec, Verdict]]) -> list[tuple[dict[str,
 def _swept_point(
     point: dict[str, Any], verdicts: Sequence[Verdict], gravest: Verdict, metric: MetricName, reward: RewardKind
 ) -> SweepPoint:
-    values = [_value(verdict, metric) for verdict in verdicts]
-    measured = [value for value in values if value is not None]
-    value = statistics.median(measured) if len(measured) == len(values) else None
+    found = [verdict.metric(metric) for verdict in verdicts if verdict.status not in NO_VALUE]
+    measured = [one.value for one in found if one and one.value is not None]
+    value = statistics.median(measured) if len(measured) == len(verdicts) else None
     rewarded = None if value is None else REWARDS[reward](value)
     label = METRIC_BY_NAME[metric].label
     unrewarded = f"{label} was not measured" if value is None else f"{label} of {value:g} has no {reward} reward"
@@ -138,11 +138,6 @@ def _swept_point(
         reward=rewarded,
         reason="; ".join(gravest.reasons) or unrewarded if rewarded is None else "",
     )
-
-
-def _value(verdict: Verdict, metric: MetricName) -> float | None:
-    found = verdict.metric(metric)
-    return found.value if found and verdict.status not in NO_VALUE else None
 
 
 class SweepRow(NamedTuple):
@@ -222,23 +217,18 @@ def sweep_charts(result: SweepResult) -> list[tuple[str, str]]:
     drawn = []
     for name in dict.fromkeys(name for point in measured for name in point.point):
         values = {format_choice(point.point[name]): point.point[name] for point in measured}
-        choices = sorted(values.items(), key=_order)
+        # Numbers by size, then the texts.
+        size = {text: float(value) if isinstance(value, int | float) else math.inf for text, value in values.items()}
+        choices = sorted(values, key=lambda text: (size[text], text))
         if len(choices) < 2:
             continue
-        indexes = {text: index for index, (text, _value) in enumerate(choices)}
         points = [
-            ChosenPoint(indexes[format_choice(point.point[name])], point.value or 0.0, point is result.best)
+            ChosenPoint(choices.index(format_choice(point.point[name])), point.value or 0.0, point is result.best)
             for point in measured
         ]
         label = name.rpartition(".")[2]
-        drawn.append((label, choice_chart(points, list(indexes), label, _value_heading(result))))
+        drawn.append((label, choice_chart(points, choices, label, _value_heading(result))))
     return drawn
-
-
-def _order(choice: tuple[str, object]) -> tuple[float, str]:
-    """Numbers by size, then the texts."""
-    text, value = choice
-    return (float(value) if isinstance(value, int | float) else float("inf"), text)
 
 
 def _point_row(point: SweepPoint, is_best: bool) -> SweepRow:

@@ -91,7 +91,10 @@ def headline_of(verdicts: Sequence[Verdict]) -> tuple[str, str]:
         if (count := sum(verdict.status is status for verdict in verdicts))
     ]
     tests = format_count(len(verdicts), "test")
-    subline = f"{tests}: {', '.join(counts)}.{_cost_of(verdicts)}"
+    confirmation = sum(verdict.confirmation_gpu_hours for verdict in verdicts)
+    hours = sum(verdict.gpu_hours for verdict in verdicts) + confirmation
+    cost = f" {hours:,.2f} GPU-hours, {confirmation:,.2f} of them confirmation." if hours else ""
+    subline = f"{tests}: {', '.join(counts)}.{cost}"
     if not calls:
         return "Nothing to do this morning.", subline
     causes = {cause_of(verdict) for verdict in calls}
@@ -99,13 +102,6 @@ def headline_of(verdicts: Sequence[Verdict]) -> tuple[str, str]:
     if len(calls) == 1:
         return f"Look at {calls[0].test_id}: {short_reason(calls[0])}{cause and f'; {cause}'}.", subline
     return f"{len(calls)} of {tests} need attention{cause and f': {cause}'}.", subline
-
-
-def _cost_of(verdicts: Sequence[Verdict]) -> str:
-    """What a night's runs cost, as a further sentence; empty where nothing of it is known."""
-    confirmation = sum(verdict.confirmation_gpu_hours for verdict in verdicts)
-    hours = sum(verdict.gpu_hours for verdict in verdicts) + confirmation
-    return f" {hours:,.2f} GPU-hours, {confirmation:,.2f} of them confirmation." if hours else ""
 
 
 def cause_of(verdict: Verdict) -> str:
@@ -178,6 +174,9 @@ def cell_of(comparison: Comparison, verdict: VerdictStatus) -> Cell:
     word, tone = COMPARISON_WORDS[comparison.status if judged else "passed"]
     change = format_change(comparison.change)
     arrow = "" if not change or change.startswith("±") else "▲ " if change.startswith("+") else "▼ "
+    golden = ""
+    if comparison.value is not None and comparison.golden:
+        golden = f"golden {format_change((comparison.value - comparison.golden) / abs(comparison.golden))}"
     return Cell(
         label=METRIC_BY_NAME[comparison.metric].label,
         unit=comparison.unit,
@@ -185,15 +184,8 @@ def cell_of(comparison: Comparison, verdict: VerdictStatus) -> Cell:
         change=arrow + change,
         word=word,
         tone=tone,
-        golden=_beside_golden(comparison),
+        golden=golden,
     )
-
-
-def _beside_golden(comparison: Comparison) -> str:
-    """The change against the golden value, `golden +1.2 %`; empty without one."""
-    if comparison.value is None or not comparison.golden:
-        return ""
-    return f"golden {format_change((comparison.value - comparison.golden) / abs(comparison.golden))}"
 
 
 def markdown_table(verdicts: Iterable[Verdict], report: str = "") -> str:
