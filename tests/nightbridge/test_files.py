@@ -453,7 +453,6 @@ IN_THE_CALLERS_PROCESS = {
     ("cli/store.py", "checkpoints_in"),  # names, and one bounded number
     ("harvest/selection.py", "trackers_of"),  # one bounded number, and whether two files are the same
     ("nights/status.py", "progress_in_log"),  # the last kibibytes of a log, in linear time
-    ("tasks/job.py", "RunToRead"),  # the argument of a call
 }
 
 
