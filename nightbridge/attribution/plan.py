@@ -47,7 +47,7 @@ class AttributionRequest(SearchRequest):
     good: NightId | None = Field(None, description="The last good night; both nights are named, or neither.")
     bad: NightId | None = Field(None, description="The first bad night.")
     budget: float | None = Field(
-        None, gt=0, description="GPU-hours after which it ends undecided; no limit when unset."
+        None, gt=0, allow_inf_nan=False, description="GPU-hours after which it ends undecided; no limit when unset."
     )
     most_runs: int = Field(MAX_RUNS, ge=2, description="Runs after which it ends undecided, those of a commit apart.")
 

@@ -1,14 +1,16 @@
 """What the runs of an attribution say, in numbers and in a sentence."""
 
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from nightbridge.attribution.axes import Factor
-from nightbridge.attribution.plan import begin_designs, design_run, keep_plan
+from nightbridge.attribution.plan import AttributionRequest, begin_designs, design_run, keep_plan
 from nightbridge.attribution.result import (
     AttributionResult,
     ExchangeRun,
@@ -185,6 +187,11 @@ def test_a_budget_holds_where_it_is_not_known_what_a_run_usually_costs() -> None
 
     assert next_designs(plan, runs[:1], 2, 0.0)[0]
     assert next_designs(plan, runs[:2], 2, 0.0) == ((), "budget")
+
+
+def test_a_budget_without_an_end_is_refused_before_anything_is_counted_by_it() -> None:
+    with pytest.raises(ValidationError, match=r"budget\n.*finite number"):
+        AttributionRequest(budget=math.inf)
 
 
 def test_a_run_that_died_before_its_cost_was_known_takes_a_usual_one_of_the_budget() -> None:
