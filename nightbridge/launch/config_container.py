@@ -287,7 +287,9 @@ def with_overrides(container: ConfigContainer, overrides: Sequence[str]) -> Conf
             *parents, last = path.split(".")
             parent = _at(table, ".".join(parents)) if parents else table
             try:
-                parent[last] = None if removes else _override_value(text)
+                # As Hydra reads it: `1e-5` is a number, which it is not in YAML.
+                is_collection = text.strip()[:1] in ("[", "{")
+                parent[last] = None if removes else yaml.safe_load(text) if is_collection else hydra_value(text)
             except yaml.YAMLError:
                 problems.append(f"{override!r} has an invalid value")
     if problems:
@@ -299,13 +301,6 @@ def _is_free(container: ConfigContainer, path: str) -> bool:
     """Whether the names of a table are the user's own, such as those of environment variables."""
     section = path.rpartition(".")[0]
     return isinstance(_at(container.table, section), Mapping) and "dict" in container.schema.types(section)
-
-
-def _override_value(text: str) -> Any:
-    """A value as Hydra reads it: `1e-5` is a number, which it is not in YAML."""
-    import yaml
-
-    return yaml.safe_load(text) if text.strip()[:1] in ("[", "{") else hydra_value(text)
 
 
 def _hint(table: Mapping[str, Any], path: str) -> str:

@@ -80,7 +80,6 @@ class Flag:
         kind: What the field's value must be.
         format: How flag and value are written, a key of `FORMATS`.
         first: First version that has the flag.
-        last: Last version that has it; None while it exists.
         source: Where the value comes from: a test, or nightbridge for the site.
         secret: Environment variable that carries the value instead of the flag; such a flag is never written.
     """
@@ -90,13 +89,12 @@ class Flag:
     kind: Kind = "text"
     format: Format = "value"
     first: Version = V0_3_0
-    last: Version | None = None
     source: Literal["test", "site"] = "test"
     secret: str | None = None
 
     def exists_in(self, version: Version) -> bool:
         """Whether that version's launcher has the flag."""
-        return self.first <= version and (self.last is None or version <= self.last)
+        return self.first <= version
 
 
 FLAGS: tuple[Flag, ...] = (

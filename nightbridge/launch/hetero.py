@@ -43,13 +43,9 @@ STANDALONE = "examples/mimo/train_hetero.py"
 """The program whose parser is its own, so that it refuses every flag of Megatron-LM that it does not name itself."""
 
 _STANDALONE_PARSERS = ("examples/mimo/training/hetero/args.py", "examples/mimo/model_providers/*.py")
-_OWN_PARSER = "ArgumentParser("
 
-_PORT = 29500
-"""torchrun's own default; a job has its nodes for itself."""
-
-# What only a node of the running job knows.
-_RENDEZVOUS = ('--node-rank="$SLURM_NODEID"', '--master-addr="$NIGHTBRIDGE_FIRST_NODE"', f"--master-port={_PORT}")
+# What only a node of the running job knows. The port is torchrun's own default; a job has its nodes for itself.
+_RENDEZVOUS = ('--node-rank="$SLURM_NODEID"', '--master-addr="$NIGHTBRIDGE_FIRST_NODE"', "--master-port=29500")
 
 JOB = "hetero"
 """Name of the job's directory below the attempt's `experiments`, and a part of its logs' names."""
@@ -61,11 +57,15 @@ class _Program:
 
     path: str
     parser: ProgramParser | None
-    standalone: bool = False
 
     def knows(self, option: str) -> bool:
         """Whether it has an option; of a program that has not been read, every one that a recent main has."""
         return option in (self.parser or newest_parser()).options
+
+    def option_of_field(self, field: str) -> str:
+        """The option of a key: the standalone program calls some of them by the key's own name."""
+        option, own = option_of_field(field), f"--{field.replace('_', '-')}"
+        return own if self.knows(own) and not self.knows(option) else option
 
     def words(self, option: str, values: Sequence[str]) -> Sequence[str]:
         """The words that an option's values are passed as."""
@@ -88,8 +88,6 @@ _NEGATED = frozenset({"dynamic_resolution"})
 """Switches of which `false` is written as well, as `--no-`."""
 
 OFFSET = "--llm-offset"
-PUBLISHED_GRID_FLAGS: frozenset[str] = frozenset({"--encoder-tp", "--encoder-dp", OFFSET, *LANGUAGE_MODEL.values()})
-"""What the newest published program has; assumed until the code has been fetched."""
 
 _LOGGING = ("--log-timers-to-tensorboard", "--log-memory-to-tensorboard", "--log-throughput", "--log-memory")
 """Megatron-LM writes step time, memory and TFLOP/s to its log and event files only on request; as far as it can."""
@@ -97,13 +95,8 @@ _LOGGING = ("--log-timers-to-tensorboard", "--log-memory-to-tensorboard", "--log
 _TENSORBOARD = "--tensorboard-dir"
 _NO_CURVES = f"the pinned program has no {_TENSORBOARD}: its curves come from the log, which rounds"
 
-_OWN_OPTIONS = frozenset(
-    {option_of_field(field, standalone=standalone) for field in PASSED for standalone in (False, True)}
-    | {OFFSET, _TENSORBOARD}
-    | set(ENCODER.values())
-    | set(LANGUAGE_MODEL.values())
-    | set(SHARDS.values())
-)
+_OWN_OPTIONS = {option for grid in (ENCODER, LANGUAGE_MODEL, SHARDS) for option in grid.values()}
+_OWN_OPTIONS |= {*map(option_of_field, PASSED), "--num-moe-experts", OFFSET, _TENSORBOARD}
 
 
 def option_of(key: str) -> str:
@@ -275,11 +268,11 @@ def _read_program(program: str, code: PinnedRepository) -> _Program:
     Which of the two `train_hetero.py` has depends on the commit: only its first versions parse by themselves.
     """
     own = code.path / _STANDALONE_PARSERS[0]
-    if program != STANDALONE or not own.is_file() or _OWN_PARSER not in own.read_text(encoding="utf-8"):
+    if program != STANDALONE or not own.is_file() or "ArgumentParser(" not in own.read_text(encoding="utf-8"):
         return _Program(program, read_parser(code.path, program))
     files = [file for pattern in _STANDALONE_PARSERS for file in sorted(code.path.glob(pattern))]
     options = {name: option for file in files for name, option in flags_in(file).items()}
-    return _Program(program, ProgramParser(options=options), standalone=True)
+    return _Program(program, ProgramParser(options=options))
 
 
 def _check_known(test: TestDefinition, given: tuple[tuple[str, ...], ...], parser: ProgramParser) -> None:
@@ -300,7 +293,7 @@ def _grid_flags(code: PinnedRepository) -> Collection[str]:
     for parser in GRID_PARSERS:
         if (code.path / parser).is_file():
             return flags_in(code.path / parser)
-    return PUBLISHED_GRID_FLAGS
+    return newest_parser().options
 
 
 def _grid_words(of: Grids, known: Collection[str]) -> Iterator[str]:
@@ -349,7 +342,7 @@ def _arguments(test: TestDefinition, outputs: Mapping[str, Any], program: _Progr
     values = {**test.cmd_args, **outputs}
     for field in PASSED:
         value = values.get(field)
-        option = option_of_field(field, standalone=program.standalone)
+        option = program.option_of_field(field)
         negated = f"--no-{option.removeprefix('--')}"
         if value is True:
             yield (option,)

@@ -98,9 +98,6 @@ def grids_of(test: TestDefinition) -> Grids:
     return Grids(None if alone else ProcessGrid(**encoder), ProcessGrid(**language_model))
 
 
-GRID_FIELDS = frozenset({"encoder", "language_model"})
-
-
 class HeteroArguments(Model):
     """The keys of `[cmd_args]` of a heterogeneous-parallel test.
 
@@ -163,7 +160,7 @@ class HeteroArguments(Model):
     vocab_size: Count | None = None
 
 
-NOT_PASSED = GRID_FIELDS | {"container_image", "gpus_per_node", "program", "torchrun"}
+NOT_PASSED = frozenset({"encoder", "language_model", "container_image", "gpus_per_node", "program", "torchrun"})
 """Keys that are no options of the program."""
 
 _OPTIONS = {
@@ -175,13 +172,11 @@ _OPTIONS = {
     "save_dir": "--save",
     "load_dir": "--load",
 }
-_STANDALONE_OPTIONS = {"num_moe_experts": "--num-moe-experts"}
 
 PASSED = tuple(field for field in HeteroArguments.model_fields if field not in NOT_PASSED)
 """Keys that are passed on, in the order in which they are written."""
 
 
-def option_of_field(field: str, *, standalone: bool = False) -> str:
-    """The option of a key: its own name with dashes, unless the program, or the standalone one, has another."""
-    named = {**_OPTIONS, **_STANDALONE_OPTIONS} if standalone else _OPTIONS
-    return named.get(field) or f"--{field.replace('_', '-')}"
+def option_of_field(field: str) -> str:
+    """The option of a key: its own name with dashes, unless Megatron-LM has another."""
+    return _OPTIONS.get(field) or f"--{field.replace('_', '-')}"

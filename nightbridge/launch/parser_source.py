@@ -258,7 +258,7 @@ class _ParserReader:
 
     def add_argument(self, module: Module, call: ast.Call) -> None:
         """Read a call of `add_argument`."""
-        option = Option.model_construct(**{**_DEFAULTS, **dict(self._settings(module, keywords_of(call)))})
+        option = Option(**dict(self._settings(module, keywords_of(call))))
         self.options.update(dict.fromkeys(_names(call), option))
 
     def _settings(self, module: Module, meta: Mapping[str, ast.expr]) -> Iterator[tuple[str, Any]]:
@@ -337,14 +337,14 @@ class _ParserReader:
     def _add_field(self, module: Module, name: str, field: ast.AnnAssign) -> None:
         meta = _argparse_meta(field)
         dashed = name.replace("_", "-")
-        settings = {**_DEFAULTS, **self._of_type(module, field)}
+        settings = self._of_type(module, field)
         # A switch that is on, or unset, by default is one that switches off.
         names = [f"--{dashed}"]
         if settings.pop("switch", False) and not default_is(False, field):
             names = [f"--no-{dashed}", f"--disable-{dashed}"]
         if isinstance(meta.get("arg_names"), ast.List | ast.Tuple):
             names = list(ast.literal_eval(meta["arg_names"]))
-        option = Option.model_construct(**{**settings, **dict(self._settings(module, meta))})
+        option = Option(**{**settings, **dict(self._settings(module, meta))})
         self.options.update(dict.fromkeys(_both_forms(names, meta), option))
 
     def _of_type(self, module: Module, field: ast.AnnAssign) -> dict[str, Any]:
@@ -361,9 +361,6 @@ class _ParserReader:
             return {"choices": tuple(str(ast.literal_eval(kind)) for kind in kinds)}
         definition = self.classes.classes.get(first)
         return {"choices": definition.members} if definition and definition.members else {}
-
-
-_DEFAULTS: Mapping[str, Any] = {"values": "one", "kind": "str", "choices": None}
 
 
 def _excluded(call: ast.Call, nodes: Iterable[ast.AST]) -> frozenset[str]:
