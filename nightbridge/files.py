@@ -63,8 +63,11 @@ def _naming_the_quota(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file beside `path` for writing. When the block ends it is flushed to disk and renamed to `path`."""
+def new_file(path: Path, put: Callable[[Path, Path], object] = os.replace) -> Iterator[BinaryIO]:
+    """Open a file beside `path` for writing. When the block ends it is flushed to disk and renamed to `path`.
+
+    `put` gives it that name in another way.
+    """
     # A part of the name says whose it is, and leaves room for the rest where the name is as long as a name can be.
     temporary = path.with_name(f".{path.name[:100]}.{uuid.uuid4().hex}.tmp")
     try:
@@ -72,7 +75,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())  # where NFS and Lustre report a quota
-        temporary.replace(path)
+        put(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -376,17 +379,13 @@ def create_exclusively(path: Path, data: bytes) -> bool:
     A hard link is the one creation that is atomic on NFS as well and never shows a half-written file. Errors as for
     `write_atomically`.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     with _naming_the_quota(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(temporary) as stream:
-            stream.write(data)
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    finally:
-        temporary.unlink(missing_ok=True)
+        try:
+            with new_file(path, os.link) as stream:
+                stream.write(data)
+        except FileExistsError:
+            return False
     return True
 
 
