@@ -199,16 +199,11 @@ def _registry_image(
                 made.replace(path)
                 write_model(sidecar, record)
             log.info("imported %s: %d MB in %.0f s", reference, record.size >> 20, time.monotonic() - started)
-        _mark_used(sidecar, record)
+        try:
+            os.utime(sidecar)  # it is wanted now: what `prune` goes by
+        except PermissionError:  # another user's, in a folder that both share
+            _note(sidecar, record)
     return _image(str(reference), path, record)
-
-
-def _mark_used(sidecar: Path, record: ImageRecord) -> None:
-    """Note that an image is wanted now: what `prune` goes by. It may be another user's, in a folder that both share."""
-    try:
-        os.utime(sidecar)
-    except PermissionError:
-        _note(sidecar, record)
 
 
 def _note(sidecar: Path, record: ImageRecord) -> None:
