@@ -14,7 +14,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pydantic import Field
 
@@ -435,10 +435,10 @@ def _opened(before: str, commit: RangeCommit) -> list[Step]:
     """The points of a commit: first its submodules move one after the other, then comes what it does besides."""
     steps, moved = [], dict[str, str]()
     for bump in commit.bumps:
-        for point in _way(bump, commit):
-            moved = {**moved, bump.folder: point.at}
-            about = {"kind": point.kind, "folder": bump.folder, "bump": commit.commit, "tree": before, "moved": moved}
-            steps.append(_step(point.of, **about, url=commit.url))
+        for kind, new, at in _way(bump, commit):
+            moved = {**moved, bump.folder: at}
+            about = {"kind": kind, "folder": bump.folder, "bump": commit.commit, "tree": before, "moved": moved}
+            steps.append(_step(new, **about, url=commit.url))
     if steps and commit.only_bumps:
         # All that it does is done: this point is the commit itself.
         steps[-1] = steps[-1].model_copy(update={"tree": commit.commit, "moved": {}})
@@ -446,29 +446,22 @@ def _opened(before: str, commit: RangeCommit) -> list[Step]:
     return [*steps, _step(commit, kind="rest" if steps else "commit")]
 
 
-class _Point(NamedTuple):
-    """A point inside a bump: what is new in it, and where the submodule is."""
-
-    kind: StepKind
-    of: RangeCommit
-    at: str
-
-
-def _way(bump: Bump, commit: RangeCommit) -> Iterator[_Point]:
+def _way(bump: Bump, commit: RangeCommit) -> Iterator[tuple[StepKind, RangeCommit, str]]:
+    """The points inside a bump: of each its kind, what is new in it, and where the submodule is."""
     if not (bump.commits or bump.reverted):
         whole = commit.model_copy(update={"commit": bump.after, "subject": f"{bump}: {bump.note}"})
-        yield _Point("bump", whole, bump.after)
+        yield "bump", whole, bump.after
         return
     left = [bump.base, *(one.commit for one in bump.reverted)]
     for one, at in zip(reversed(bump.reverted), reversed(left[:-1]), strict=True):
-        yield _Point("reverted", one, at)
+        yield "reverted", one, at
     for one in bump.commits:
         # A submodule's own submodules come as its commits pin them: one that only moves these says which.
         if one.only_bumps:
             subject = f"{', '.join(map(str, one.bumps))}: {one.subject}"
-            yield _Point("nested", one.model_copy(update={"subject": subject}), one.commit)
+            yield "nested", one.model_copy(update={"subject": subject}), one.commit
         else:
-            yield _Point("inner", one, one.commit)
+            yield "inner", one, one.commit
 
 
 def _step(commit: RangeCommit, **about: object) -> Step:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from io import TextIOWrapper
     from typing import IO, TextIO
 
+    from prefect.logging.handlers import PrefectConsoleHandler
     from rich.live import Live
     from rich.table import Table
 
@@ -205,19 +206,10 @@ def log_of(choice: "SiteChoice", night: str) -> Path:
 @contextmanager
 def quiet(log: Path) -> Iterator[None]:
     """Log to a file; stderr gets each warning once, and a table of the runs on a terminal, else a line for each job."""
-    from prefect.logging.handlers import PrefectConsoleHandler
-
-    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "prefect"]
-    consoles = [
-        (logger, handler)
-        for logger in (logging.getLogger(), *map(logging.getLogger, names))
-        for handler in logger.handlers
-        if isinstance(handler, PrefectConsoleHandler)
-    ]
     progress, file = RunTable(), _LogFile(log, encoding="utf-8", delay=True)
     with ExitStack() as stack:
         stack.callback(file.close)
-        for logger, console in consoles:
+        for logger, console in _consoles():
             file.setFormatter(console.formatter)
             logger.removeHandler(console)
             logger.addHandler(file)
@@ -248,14 +240,23 @@ def _stop(live: "Live") -> None:
 @contextmanager
 def spoken() -> Iterator[None]:
     """Log to stderr, also when what reads it has ended: rich would end the program, and the night with it."""
+    for _logger, handler in _consoles():
+        stream = handler.console.file
+        handler.console.on_broken_pipe = partial(write_nowhere, stream)  # type: ignore[method-assign]
+    yield
+
+
+def _consoles() -> "list[tuple[logging.Logger, PrefectConsoleHandler]]":
+    """What Prefect logs to a terminal by, each with its logger."""
     from prefect.logging.handlers import PrefectConsoleHandler
 
-    for name in ("", *logging.root.manager.loggerDict):
-        for handler in logging.getLogger(name).handlers:
-            if isinstance(handler, PrefectConsoleHandler):
-                stream = handler.console.file
-                handler.console.on_broken_pipe = partial(write_nowhere, stream)  # type: ignore[method-assign]
-    yield
+    loggers = map(logging.getLogger, ("", *logging.root.manager.loggerDict))
+    return [
+        (logger, handler)
+        for logger in loggers
+        for handler in logger.handlers
+        if isinstance(handler, PrefectConsoleHandler)
+    ]
 
 
 @contextmanager

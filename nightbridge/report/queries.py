@@ -18,6 +18,7 @@ from nightbridge.history.reading import StoredSeries, find_series, read_history
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict
 from nightbridge.nights.records import like_test, read_verdict
+from nightbridge.numbers import format_percent
 from nightbridge.report.tables import point_of
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import Progress
@@ -264,7 +265,7 @@ def _until(step: int | None) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return "unknown" if share is None else f"{100 * share:.3g} %"
+    return "unknown" if share is None else format_percent(share)
 
 
 def _record(store: ObjectStore, run_key: str) -> RunRecord:
