@@ -8,6 +8,7 @@ was written with a `+`; a value of a wrong type ends it later, or trains somethi
 import ast
 import difflib
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -220,7 +221,7 @@ def hydra_value(text: str) -> Any:
         return [] if text[0] == "[" else {}
     if text[:1] in ("'", '"') and text[-1:] == text[:1]:
         return text[1:-1]
-    if _INTEGER.fullmatch(text):
+    if _INTEGER.fullmatch(text) and len(text) < sys.int_info.default_max_str_digits:
         return int(text)
     if _ZEROS_FIRST.fullmatch(text):  # such as 007, which Hydra leaves a text
         return text

@@ -111,6 +111,7 @@ def test_what_the_classes_have_is_accepted(schema: ConfigSchema, path: str, valu
         ("optimizer.lr", "'3'", "a number"),
         ("optimizer.lr", "[1]", "a number"),
         ("logger.log_interval", "1.5", "a whole number"),
+        ("logger.log_interval", "1" * 5000, "a whole number"),
         ("logger.level", "loud", "'info' or 'debug'"),
         ("logger.dtype", "bf17", "a torch dtype"),
         ("model.backend", "flush", "flash or auto"),
