@@ -13,11 +13,11 @@ from nightbridge.errors import NightbridgeError, PermanentError
 from nightbridge.files import open_workspace
 from nightbridge.images.enroot import find_enroot
 from nightbridge.launch.plan import check_workspace
-from nightbridge.models import Model, SecretRef, Site
+from nightbridge.models import Model, Site
 from nightbridge.nights.prefect_api import configured_server
 from nightbridge.repos.environments import is_base_ready
 from nightbridge.repos.git import git_version
-from nightbridge.secrets import resolve_secret
+from nightbridge.secrets import named_secrets, resolve_secret
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.store.directory import DirectoryStore
 from nightbridge.store.protocol import ObjectStore
@@ -132,7 +132,7 @@ def _secrets(site: Site) -> str:
     Raises:
         PermanentError: Some are missing: all of them are named, each by its key in the site file.
     """
-    named = dict(_named_secrets(site))
+    named = dict(named_secrets(site))
     missing = []
     for key, ref in named.items():
         try:
@@ -143,15 +143,6 @@ def _secrets(site: Site) -> str:
     if missing:
         raise PermanentError("; ".join(missing), advice="Set them where nights are started")
     return f"{', '.join(named)}: all there" if named else "the site names none"
-
-
-def _named_secrets(part: Model, above: str = "") -> Iterator[tuple[str, SecretRef]]:
-    """Every secret of a site with its dotted key in the site file."""
-    for name, value in part:
-        if isinstance(value, SecretRef):
-            yield f"{above}{name}", value
-        elif isinstance(value, Model):
-            yield from _named_secrets(value, f"{above}{name}.")
 
 
 def _environment(site: Site) -> str:

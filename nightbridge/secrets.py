@@ -22,7 +22,7 @@ from nightbridge.errors import InvalidInput, PermanentError
 
 if TYPE_CHECKING:
     # git's credential helper reads logins, and starts too often to pay for pydantic's import.
-    from nightbridge.models import SecretRef
+    from nightbridge.models import Model, SecretRef
 
 BlockValue = Callable[[str], str]
 """Returns the value of a Prefect `Secret` block by name; None of it where there is no Prefect."""
@@ -73,6 +73,17 @@ _RESOLVERS: dict[str, Callable[[str, BlockValue | None], str]] = {
     "block": _from_block,
     "toml": _from_toml,
 }
+
+
+def named_secrets(settings: "Model", above: str = "") -> Iterator[tuple[str, "SecretRef"]]:
+    """Every secret that settings name, such as those of a site, by its dotted key in their file."""
+    from nightbridge.models import Model, SecretRef
+
+    for name, value in settings:
+        if isinstance(value, SecretRef):
+            yield f"{above}{name}", value
+        elif isinstance(value, Model):
+            yield from named_secrets(value, f"{above}{name}.")
 
 
 @contextlib.contextmanager

@@ -5,20 +5,20 @@ Prefect blocks are one of the places where secrets may be kept, so they are look
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import cast
 
 from prefect.blocks.core import Block
 from prefect.blocks.system import Secret
-from pydantic import BaseModel, SecretStr
+from pydantic import SecretStr
 
 from nightbridge.errors import InvalidInput
 from nightbridge.models import RangeCommit, SecretRef, Site
 from nightbridge.node_programs import RunOnNode
 from nightbridge.repos import commits
 from nightbridge.repos.git import git_logins
-from nightbridge.secrets import resolve_secret
+from nightbridge.secrets import named_secrets, resolve_secret
 from nightbridge.slurm.node_command import run_on_node
 from nightbridge.store.protocol import ObjectStore, open_store
 from nightbridge.tasks.mirror import away_is_transient
@@ -68,7 +68,7 @@ def site_secrets(site: Site) -> dict[SecretRef, str]:
         PrefectAway: Prefect's server does not answer.
     """
     found = {}
-    for reference in _references(site):
+    for _, reference in named_secrets(site):
         with contextlib.suppress(InvalidInput):
             found[reference] = resolve_secret(reference, block_value)
     return found
@@ -76,15 +76,7 @@ def site_secrets(site: Site) -> dict[SecretRef, str]:
 
 def secret_variables(site: Site) -> frozenset[str]:
     """The environment variables that hold secrets of the site, which no launcher and no job should inherit."""
-    return frozenset(reference.name for reference in _references(site) if reference.source == "env")
-
-
-def _references(settings: BaseModel) -> Iterator[SecretRef]:
-    for _, value in settings:
-        if isinstance(value, SecretRef):
-            yield value
-        elif isinstance(value, BaseModel):
-            yield from _references(value)
+    return frozenset(reference.name for _, reference in named_secrets(site) if reference.source == "env")
 
 
 def node_runner(site: Site, options: Sequence[str], what: str, advice: str) -> RunOnNode:
