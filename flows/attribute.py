@@ -115,7 +115,7 @@ def _exchange(
     if ended or begun:
         get_run_logger().info("%d runs of this attribution are already there, %d begun", len(ended), len(begun))
     one_run = partial(_run_design, plan=plan, bad=bad, site=site)
-    runs = [*ended, *side_by_side(one_run, begun, most=max(len(begun), 1))]
+    runs = [*ended, *side_by_side(one_run, begun, most=len(begun))]
     stopped: Stop = ""
     while True:
         room = at_once or room_for(bad, site, MAX_AT_ONCE // 4)

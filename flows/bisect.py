@@ -60,7 +60,7 @@ def search(plan: BisectPlan, base: RunRecord, site: Site, at_once: int | None) -
         get_run_logger().info("%d runs of this bisect are already there", len(points))
     one_point = partial(_run_point, plan=plan, base=base, site=site)
     begun = begun_points(plan, base, points, site)
-    points += side_by_side(one_point, begun, most=max(len(begun), 1))
+    points += side_by_side(one_point, begun, most=len(begun))
     while chosen := next_points(plan, points, at_once or room_for(base, site, MAX_AT_ONCE)):
         for index, number in chosen:
             get_run_logger().info("commit %d of %d, run %d", index, len(plan.all_commits), number)

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import Field
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError, TransientError
 from nightbridge.masking import mask_text
@@ -101,15 +101,14 @@ def notify(
 
 
 def _with_patience(send: Callable[[], None], patience: float) -> None:
-    for attempt in Retrying(
+    tries = Retrying(
         retry=retry_if_exception_type(TransientError),
         stop=stop_after_delay(patience),
         wait=wait_exponential(_FIRST_DELAY_SECONDS, max=_LONGEST_DELAY_SECONDS),
-        before_sleep=_log_retry,
+        before_sleep=lambda state: log.warning("retrying: %s", state.outcome and state.outcome.exception()),
         reraise=True,
-    ):
-        with attempt:
-            send()
+    )
+    tries(send)
 
 
 def _in_time(send: Callable[[], _R]) -> _R:
@@ -130,10 +129,6 @@ def _in_time(send: Callable[[], _R]) -> _R:
     if not wait([sending], SENDING_SECONDS).done:
         raise TimeoutError(f"no answer within {SENDING_SECONDS:g} s")
     return sending.result()
-
-
-def _log_retry(attempt: RetryCallState) -> None:
-    log.warning("retrying: %s", attempt.outcome.exception() if attempt.outcome else "")
 
 
 # --- mail ------------------------------------------------------------------------------------------------------------

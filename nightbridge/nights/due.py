@@ -243,7 +243,8 @@ def _expected_slots(nights: Iterable[Night], morning: Morning, days: int) -> lis
     slots = sorted(night.start.slot for night in nights if night.start.slot)
     by_day = [(number, list(filter(partial(_is_of_day, morning, number), slots))) for number in range(1, days + 1)]
     number, fullest = max(by_day, key=lambda day: len(day[1]))
-    return [_moved(slot, number, morning) for slot in fullest]
+    local = (slot.astimezone(morning.zone) for slot in fullest)
+    return [at(slot.date() + timedelta(days=number), slot.time(), morning.zone) for slot in local]
 
 
 def _without_night(expected: Sequence[datetime], begun: Sequence[datetime]) -> list[datetime]:
@@ -251,11 +252,6 @@ def _without_night(expected: Sequence[datetime], begun: Sequence[datetime]) -> l
     unmet = [slot for slot in expected if slot not in begun]
     moved = [slot for slot in begun if slot not in expected]
     return unmet[len(moved) :]
-
-
-def _moved(slot: datetime, days: int, morning: Morning) -> datetime:
-    local = slot.astimezone(morning.zone)
-    return at(local.date() + timedelta(days=days), local.time(), morning.zone)
 
 
 def _moment(night: Night) -> datetime:

@@ -232,7 +232,10 @@ class _Inspector:
             return self._not_begun(due)
         start, end = due.night.start, due.night.ended
         seen = _ended(start, end) if end else self._under_way(start)
-        return seen.model_copy(update={"missing": (*seen.missing, *_not_in(start, due.tests))})
+        named = {"scenario": start.scenario, "night": start.night, "cause": Cause.NOT_STARTED, "since": start.slot}
+        why = "not started: the night was begun without it"
+        lacking = (MissingVerdict(test_id=test, why=why, **named) for test in due.tests)
+        return seen.model_copy(update={"missing": (*seen.missing, *lacking)})
 
     # --- a night that has left nothing
 
@@ -353,19 +356,6 @@ def _ended(start: NightStart, end: NightEnd) -> WatchedNight:
         ),
         report=end.report,
     )
-
-
-def _not_in(start: NightStart, tests: Iterable[str]) -> Iterator[MissingVerdict]:
-    """Tests that are expected of a night and not among its own."""
-    for test in tests:
-        yield MissingVerdict(
-            scenario=start.scenario,
-            night=start.night,
-            test_id=test,
-            cause=Cause.NOT_STARTED,
-            why="not started: the night was begun without it",
-            since=start.slot,
-        )
 
 
 def _named_run(start: NightStart, run: RunStatus | NightTest) -> dict[str, Any]:
