@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from nightbridge.outputs.event_decoder import FOOTER_SIZE, HEADER_SIZE, masked_crc, plain_scalar_tag, record_length
+from nightbridge.outputs.event_decoder import (
+    FOOTER_SIZE,
+    HEADER_SIZE,
+    Columns,
+    masked_crc,
+    plain_scalar_tag,
+    record_length,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,25 +37,6 @@ _TIME_KEY, _TIME_AT, _STEP_KEY, _STEP_AT, _VALUE_SIZE = 0x09, 1, 0x10, 10, 4
 """How a plain record begins: key and wall time, key and step; and the bytes of the float at its end."""
 _STEP_BYTES = 4
 """Longest step of a plain record, as written; longer ones are for the reader of single records."""
-
-
-class PlainScalars(NamedTuple):
-    """Records of one block that all lie side by side and hold one v1 scalar each."""
-
-    tags: "NDArray[np.int32]"
-    steps: "NDArray[np.int64]"
-    wall_times: "NDArray[np.float64]"
-    values: "NDArray[np.float64]"
-
-
-class Block(NamedTuple):
-    """The records at the beginning of a block, up to the first that cannot be taken: pieces in their order.
-
-    A piece is a run of plain scalars, or one record that has to be decoded in full.
-    """
-
-    size: int
-    pieces: list[PlainScalars | bytes]
 
 
 class _Records(NamedTuple):
@@ -67,23 +55,22 @@ class _Records(NamedTuple):
     """The CRC-32C that its footer gives to the record with zeros in place of its three numbers."""
 
 
-def read_block(block: bytes, number_of: Callable[[str], int]) -> Block:
-    """Read what is whole in a block that begins with a record; `number_of` gives every tag a number."""
+def add_block(block: bytes, columns: Columns) -> int:
+    """Add the records at the beginning of a block, up to the first that cannot be taken; returns their bytes."""
     starts, ends = _walk(block)
     if not len(starts):
-        return Block(0, [])
+        return 0
     records = _columns(block, starts, ends)
-    tags = _tags(block, records, number_of)
-    pieces: list[PlainScalars | bytes] = []
+    tags = _tags(block, records, columns.number_of)
     done = 0
     for other in (*np.flatnonzero(tags < 0).tolist(), len(tags)):
-        if other > done:
-            run = slice(done, other)
-            pieces.append(PlainScalars(tags[run], records.steps[run], records.wall_times[run], records.values[run]))
+        run = slice(done, other)
+        rows = (tags, records.steps, records.wall_times, records.values)
+        columns.add_rows(*(column[run].tobytes() for column in rows))
         if other < len(tags):
-            pieces.append(block[starts[other] : ends[other]])
+            columns.add(block[starts[other] : ends[other]])
         done = other + 1
-    return Block(int(ends[len(tags) - 1]) + FOOTER_SIZE if len(tags) else 0, pieces)
+    return int(ends[len(tags) - 1]) + FOOTER_SIZE if len(tags) else 0
 
 
 def _tags(block: bytes, records: _Records, number_of: Callable[[str], int]) -> "NDArray[np.int32]":

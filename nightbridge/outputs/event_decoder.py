@@ -11,7 +11,9 @@ classes keeps tensorboard out of the runtime and is several times faster. Field 
 import errno
 import os
 import struct
-from collections import defaultdict
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Literal, NamedTuple
 
@@ -298,6 +300,77 @@ class EventDecoder:
             return next((kind for field, kind in _OTHER_VALUES.items() if field in value.blocks), "other")
         number = _tensor_scalar(tensor) if plugin in ("", "scalars") else None
         return Scalar(tag, number) if number is not None else plugin or "tensor"
+
+
+class Row(NamedTuple):
+    """One scalar."""
+
+    tag: str
+    step: int
+    wall_time: float
+    value: float
+
+
+class Columns:
+    """Collects the rows of one file. What it knows of the file's tags stays when they are taken."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.tag_numbers = array("i")
+        self.steps = array("q")
+        self.wall_times = array("d")
+        self.values = array("d")
+        self.skipped: Counter[str] = Counter()
+        self.starts: list[tuple[int, int]] = []
+        """Of each `SessionLog.START` the number of rows before it, and its step."""
+        self._decoder = EventDecoder()
+        self._numbers: dict[str, int] = {}
+
+    def add(self, record: bytes) -> None:
+        """Add the scalars of one record."""
+        try:
+            event = self._decoder.decode(record)
+        except MalformedRecord:
+            self.skipped["malformed"] += 1
+            return
+        if event.session_start:
+            self.starts.append((len(self), event.step))
+        self.skipped.update(event.skipped)
+        for scalar in event.scalars:
+            self.tag_numbers.append(self.number_of(scalar.tag))
+            self.steps.append(event.step)
+            self.wall_times.append(event.wall_time)
+            self.values.append(scalar.value)
+
+    def add_rows(self, tag_numbers: bytes, steps: bytes, wall_times: bytes, values: bytes) -> None:
+        """Add rows as the bytes of their columns."""
+        self.tag_numbers.frombytes(tag_numbers)
+        self.steps.frombytes(steps)
+        self.wall_times.frombytes(wall_times)
+        self.values.frombytes(values)
+
+    def __len__(self) -> int:
+        return len(self.tag_numbers)
+
+    @property
+    def rows(self) -> Iterator[Row]:
+        """The scalars in the order of the file, tags as written."""
+        tags = (self.names[number] for number in self.tag_numbers)
+        return map(Row, tags, self.steps, self.wall_times, self.values)
+
+    def take(self) -> list[Row]:
+        """The rows that were collected, which are forgotten then."""
+        rows = list(self.rows)
+        for column in (self.tag_numbers, self.steps, self.wall_times, self.values):
+            del column[:]
+        return rows
+
+    def number_of(self, tag: str) -> int:
+        """The number of a tag in `names`, which gets it when it is new."""
+        number = self._numbers.setdefault(tag, len(self.names))
+        if number == len(self.names):
+            self.names.append(tag)
+        return number
 
 
 def plain_scalar_tag(template: bytes) -> str | None:

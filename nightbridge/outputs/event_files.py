@@ -9,11 +9,10 @@ import io
 import itertools
 import os
 import re
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from pydantic import Field
 
@@ -23,8 +22,7 @@ from nightbridge.models import Model
 from nightbridge.outputs.event_decoder import (
     FOOTER_SIZE,
     HEADER_SIZE,
-    EventDecoder,
-    MalformedRecord,
+    Columns,
     RecordsEnd,
     next_record,
 )
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     from numpy.typing import NDArray
-
-    from nightbridge.outputs.event_blocks import PlainScalars
 
 COLUMNS = ("tag", "step", "wall_time", "value", "file", "superseded", "session")
 """The columns of the scalar table, in order."""
@@ -51,77 +47,6 @@ _AGAINST_SAMPLES = re.compile(r"[ _]vs[ _]samples$")
 _LOSS = "lm loss"
 _LOSS_OVER_SAMPLES = re.compile(r"lm[ _]loss[ _]vs[ _]samples")
 _TIME_IN_NAME = re.compile(r"tfevents\.(\d+)")
-
-
-class Row(NamedTuple):
-    """One scalar."""
-
-    tag: str
-    step: int
-    wall_time: float
-    value: float
-
-
-class Columns:
-    """Collects the rows of one file. What it knows of the file's tags stays when they are taken."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.tag_numbers = array("i")
-        self.steps = array("q")
-        self.wall_times = array("d")
-        self.values = array("d")
-        self.skipped: Counter[str] = Counter()
-        self.starts: list[tuple[int, int]] = []
-        """Of each `SessionLog.START` the number of rows before it, and its step."""
-        self._decoder = EventDecoder()
-        self._numbers: dict[str, int] = {}
-
-    def add(self, record: bytes) -> None:
-        """Add the scalars of one record."""
-        try:
-            event = self._decoder.decode(record)
-        except MalformedRecord:
-            self.skipped["malformed"] += 1
-            return
-        if event.session_start:
-            self.starts.append((len(self), event.step))
-        self.skipped.update(event.skipped)
-        for scalar in event.scalars:
-            self.tag_numbers.append(self.number_of(scalar.tag))
-            self.steps.append(event.step)
-            self.wall_times.append(event.wall_time)
-            self.values.append(scalar.value)
-
-    def add_plain(self, rows: "PlainScalars") -> None:
-        """Add a run of rows whose tags are numbers of `names`."""
-        self.tag_numbers.frombytes(rows.tags.tobytes())
-        self.steps.frombytes(rows.steps.tobytes())
-        self.wall_times.frombytes(rows.wall_times.tobytes())
-        self.values.frombytes(rows.values.tobytes())
-
-    def __len__(self) -> int:
-        return len(self.tag_numbers)
-
-    @property
-    def rows(self) -> Iterator[Row]:
-        """The scalars in the order of the file, tags as written."""
-        tags = (self.names[number] for number in self.tag_numbers)
-        return map(Row, tags, self.steps, self.wall_times, self.values)
-
-    def take(self) -> list[Row]:
-        """The rows that were collected, which are forgotten then."""
-        rows = list(self.rows)
-        for column in (self.tag_numbers, self.steps, self.wall_times, self.values):
-            del column[:]
-        return rows
-
-    def number_of(self, tag: str) -> int:
-        """The number of a tag in `names`, which gets it when it is new."""
-        number = self._numbers.setdefault(tag, len(self.names))
-        if number == len(self.names):
-            self.names.append(tag)
-        return number
 
 
 class EventFile(Columns):
@@ -205,24 +130,19 @@ def read_on(stream: BinaryIO, total: int, columns: Columns, offset: int = 0) -> 
         RecordsEnd: The walk ended at a record that is cut off or damaged.
     """
     # Imports numpy, which the start of the command line does not need.
-    from nightbridge.outputs.event_blocks import BLOCK, read_block
+    from nightbridge.outputs.event_blocks import BLOCK, add_block
 
     while offset < total:
         stream.seek(offset)
-        block = read_block(stream.read(min(BLOCK, total - offset)), columns.number_of)
-        for piece in block.pieces:
-            if isinstance(piece, bytes):
-                columns.add(piece)
-            else:
-                columns.add_plain(piece)
-        offset += block.size
-        if not block.size:
+        size = add_block(stream.read(min(BLOCK, total - offset)), columns)
+        if not size:
             stream.seek(offset)
             record = next_record(stream, total, offset)
             if record is None:
                 return
             columns.add(record)
-            offset += HEADER_SIZE + len(record) + FOOTER_SIZE
+            size = HEADER_SIZE + len(record) + FOOTER_SIZE
+        offset += size
         yield offset
 
 

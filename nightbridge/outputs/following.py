@@ -16,8 +16,8 @@ from nightbridge.files import RefusedFile, open_regular
 from nightbridge.masking import mask_text
 from nightbridge.models import Job, Model
 from nightbridge.models.metrics import METRIC_BY_NAME
-from nightbridge.outputs.event_decoder import RecordsEnd
-from nightbridge.outputs.event_files import Columns, Row, file_time, find_event_files, read_on
+from nightbridge.outputs.event_decoder import Columns, RecordsEnd, Row
+from nightbridge.outputs.event_files import file_time, find_event_files, read_on
 from nightbridge.outputs.experiment import EVENT_FOLDER, logs_so_far
 from nightbridge.outputs.logs import LogTail, parse_steps
 from nightbridge.outputs.reader_process import ReaderDied, call_shared
@@ -257,30 +257,25 @@ class EventFileTail:
         self.path = path
         self.damage = ""
         self._offset = 0
-        self._inode: int | None = None
         self._columns = Columns()
 
     def new_rows(self) -> list[Row]:
         """The scalars of the records that were finished since the last look, tags as written.
 
-        A file that is missing has none yet; one that was replaced or became shorter is read from its beginning.
+        A file that is missing has none yet. A writer makes each of its files once, and only adds to it.
 
         Raises:
             OSError: The file is there and cannot be read.
         """
+        if self.damage:
+            return []
         try:
             with open_regular(self.path) as stream:
-                status = os.fstat(stream.fileno())
-                if self._inode != status.st_ino or status.st_size < self._offset:
-                    self._inode, self._offset, self.damage, self._columns = status.st_ino, 0, "", Columns()
-                if self.damage:
-                    return []
-                try:
-                    for offset in read_on(stream, status.st_size, self._columns, self._offset):
-                        self._offset = offset
-                except RecordsEnd as end:
-                    if end.status == "corrupt":
-                        self.damage = f"{self.path.name}: corrupt at byte {end.offset} ({end.reason})"
+                for offset in read_on(stream, os.fstat(stream.fileno()).st_size, self._columns, self._offset):
+                    self._offset = offset
+        except RecordsEnd as end:
+            if end.status == "corrupt":
+                self.damage = f"{self.path.name}: corrupt at byte {end.offset} ({end.reason})"
         except FileNotFoundError:
             return []
         except RefusedFile as error:

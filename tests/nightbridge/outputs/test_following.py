@@ -10,7 +10,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from nightbridge.outputs.event_files import Row, read_event_file
+from nightbridge.outputs.event_decoder import Row
+from nightbridge.outputs.event_files import read_event_file
 from nightbridge.outputs.following import MAX_LINES, EventFileTail, EventTail, RunFollower, TrainingProgress
 from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder
 
@@ -193,14 +194,6 @@ def test_a_restart_of_the_job_adds_a_file_that_is_found(
     assert steps(tail.new_rows()) == [1]
     event_file(time=1_760_001_000).scalar("lm loss", 1, 2.0).scalar("lm loss", 2, 1.5).write()
     assert [(row.step, row.value) for row in tail.new_rows()] == [(1, 2.0), (2, 1.5)]
-
-
-def test_a_file_that_was_written_anew_is_read_from_its_beginning(event_file: Callable[..., EventFileBuilder]) -> None:
-    path = event_file().scalar("lm loss", 1, 2.5).scalar("lm loss", 2, 2.25).write()
-    tail = EventFileTail(path)
-    assert steps(tail.new_rows()) == [1, 2]
-    event_file().scalar("lm loss", 7, 2.0).write()
-    assert steps(tail.new_rows()) == [7]
 
 
 def test_damage_is_told_with_its_place_and_what_was_before_it_is_kept(
