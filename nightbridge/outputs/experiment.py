@@ -50,7 +50,6 @@ _EVENT_FILE = "tfevents"
 _LOG_SUFFIX = ".out"
 EVENT_FOLDER = "tb_logs"
 """The folder of the event files, below the job's folder or a run's own output folder (`launch/plan.py`)."""
-_NUMBERS_AT_END = re.compile(r"(?:_\d+)+$")
 _PROFILE_FOLDERS = frozenset(("nsys_profile", "pytorch_profile", "torch_profile", "chakra"))
 """nsys writes into the first; PyTorch's profiler beside the event files, its memory snapshots into the second."""
 _PROFILES = ("snapshot*.pickle", "*.pt.trace.json*")
@@ -231,28 +230,19 @@ def _is_own_file(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-class _LogName(NamedTuple):
-    """How NemoRun names a kind of log: `<prefix>...`, and which of the numbers at its end is the job id."""
-
-    prefix: str
-    job_id_position: int
+# How NeMo-Run names its logs: by the job, and the ranks' by how often it was restarted before.
+_RANK_LOG = re.compile(r"log.*?(?:_(\d+)_(\d+))?\.out", re.DOTALL)  # log-acct.title_4711_1.out
+_BATCH_LOG = re.compile(r"sbatch_.*?(?:_(\d+))?\.out", re.DOTALL)  # sbatch_acct.title_4711.out
 
 
-_RANK_LOG = _LogName("log", -2)  # log-acct.title_4711_1.out: job id, restart count
-_BATCH_LOG = _LogName("sbatch_", -1)  # sbatch_acct.title_4711.out: job id
-
-
-def _logs(files: list[Path], job: Job, kind: _LogName) -> tuple[Path, ...]:
+def _logs(files: list[Path], job: Job, kind: re.Pattern[str]) -> tuple[Path, ...]:
     """The job folder's logs of one kind, oldest first: those with the job's id, else those that name no job."""
-    found: list[tuple[int | None, list[int], Path]] = []
+    found: list[tuple[list[int], str, Path]] = []
     for path in files:
-        if path.parent == job.experiment_dir and path.name.startswith(kind.prefix) and path.suffix == _LOG_SUFFIX:
-            match = _NUMBERS_AT_END.search(path.stem)
-            numbers = [int(number) for number in match[0].split("_") if number] if match else []
-            named_id = numbers[kind.job_id_position] if len(numbers) >= -kind.job_id_position else None
-            found.append((named_id, numbers, path))
-    own = [item for item in found if item[0] == job.job_id] or [item for item in found if item[0] is None]
-    return tuple(path for _, _, path in sorted(own, key=lambda item: (item[1], item[2].name)))
+        if path.parent == job.experiment_dir and (match := kind.fullmatch(path.name)):
+            found.append(([int(number) for number in match.groups() if number], path.name, path))
+    own = [log for log in found if log[0][:1] == [job.job_id]] or [log for log in found if not log[0]]
+    return tuple(path for _, _, path in sorted(own))
 
 
 def logs_so_far(job: Job) -> tuple[Path, ...]:
