@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from nightbridge.embedded.process_tree import identify
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, StatusUnknown, TransientError
 from nightbridge.files import create_model, quota_error, write_atomically, write_model
 from nightbridge.models import utc_now
@@ -247,10 +246,21 @@ def _check_intent(context: AttemptContext, intent: Intent, horizon: float) -> No
             subject=context.name,
             advice=f"Retry in {left.total_seconds():.0f} s, when accounting is guaranteed to list it",
         )
-    # The processes of other hosts cannot be seen from here.
-    is_anothers = intent.host == socket.gethostname() and intent.pid != os.getpid()
-    if age < _STALLED_AFTER and is_anothers and identify(intent.pid):
+    if age < _STALLED_AFTER and _lives(intent):
         raise TransientError(f"process {intent.pid} on {intent.host} is submitting this attempt", subject=context.name)
+
+
+def _lives(intent: Intent) -> bool:
+    """Whether the process that declared an intent still runs on this host; the processes of other hosts are unknown."""
+    if intent.host != socket.gethostname() or intent.pid == os.getpid():
+        return False
+    try:
+        os.kill(intent.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _record_found(context: AttemptContext, job_id: int, submitted_at: datetime) -> Submission:
