@@ -169,6 +169,9 @@ class _Message(NamedTuple):
         return self.blocks[field][-1] if field in self.blocks else None
 
 
+_MAX_NUMBER = (1 << 64) - 1
+
+
 def _varint(data: bytes, position: int) -> tuple[int, int]:
     result = shift = 0
     while True:
@@ -178,7 +181,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         position += 1
         result |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return result, position
+            return result & _MAX_NUMBER, position
         shift += 7
 
 

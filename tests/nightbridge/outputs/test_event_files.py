@@ -132,6 +132,17 @@ class TestAgainstTensorboard:
         (row,) = read_event_file(path).rows
         assert (row.step, row.value) == (step, 1.5)
 
+    def test_of_a_number_that_has_more_than_64_bits_the_lower_ones_count_as_for_protobuf(
+        self, event_file: Callable[..., EventFileBuilder]
+    ) -> None:
+        summary = Summary(value=[Summary.Value(tag="lm loss", simple_value=1.5)])
+        record = Event(wall_time=1.0, summary=summary).SerializeToString() + b"\x10" + b"\xff" * 9 + b"\x7f"
+        path = event_file().write()
+        with path.open("ab") as stream:
+            RecordWriter(stream).write(record)
+        (row,) = read_event_file(path).rows
+        assert (row.step, row.value) == (Event.FromString(record).step, 1.5) == (-1, 1.5)
+
     @pytest.mark.parametrize("length", [1, 100, 101, 110, 111, 120, 127, 128, 5_000])
     def test_every_length_of_a_tag_is_read(self, event_file: Callable[..., EventFileBuilder], length: Any) -> None:
         path = event_file().scalar("ü" + "x" * length, 7, 1.5).write()
