@@ -89,7 +89,8 @@ class ErrorFinder:
     def _see_words(self, line: str, *, is_exception: bool) -> None:
         """Take in a line that may say why a run died, by its words."""
         self._is_aside |= lines.ASIDE.search(line) is not None
-        self._see_mpirun(line)
+        if exited := lines.EXITED_UNDER_MPI.search(line):
+            self._note_where(*exited.groups())
         # An exception that speaks of another process is a consequence: what it said of that one may stand below.
         is_consequence = is_exception and lines.OF_ANOTHER.search(line)
         if lines.KNOWN_CAUSE.search(line) and not (
@@ -194,10 +195,6 @@ class ErrorFinder:
         exited = lines.EXITED.search(line)
         if exited and not self._node:
             self._note_where(re.split("[,-]", exited[2])[0], exited[1])
-
-    def _see_mpirun(self, line: str) -> None:
-        if exited := lines.EXITED_UNDER_MPI.search(line):
-            self._note_where(*exited.groups())
 
     def _see_root_cause(self, line: str) -> None:
         """Take in which rank torchrun saw fail first, and where: it knows better than the order of the lines."""
