@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from nightbridge.embedded import notation, process_tree
@@ -27,31 +26,59 @@ _ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUI
 _FORWARDED = _ENDING | {signal.SIGUSR1, signal.SIGUSR2}
 
 
-@dataclass(frozen=True)
-class Step:
-    """What one srun runs: its program, and on which nodes how many tasks."""
+def main(arguments: list[str]) -> int:
+    """Run a step; return the highest exit code of its tasks, where a killed one counts as 128 + signal.
 
-    job: LocalJob
-    number: int
-    argv: tuple[str, ...]
-    nodes: tuple[str, ...]
-    tasks_by_node: tuple[int, ...]
-    directory: str
-    environment: Mapping[str, str]
-    options: Mapping[str, str]
-    kill_on_bad_exit: bool
-    wait: float
-    kill_wait: float
+    Raises:
+        InvalidInput: An option is wrong, or requests more than the job has.
+        PermanentError: This is not inside a job.
+    """
+    options, argv = split_options(arguments, notation.SRUN)
+    if not argv:
+        raise InvalidInput("no command to run", subject="srun")
+    job = read_job(Path(os.environ[JOB_VARIABLE])) if JOB_VARIABLE in os.environ else None
+    if job is None:
+        raise PermanentError("not inside a job", subject="srun", advice="Start steps from batch scripts")
+    return _Step(job, options, argv, os.environ).to_its_end()
 
-    @property
-    def name(self) -> str:
-        """Slurm's name of the step: `12.0`."""
-        return f"{self.job.job_id}.{self.number}"
 
-    @property
-    def layout(self) -> list[tuple[int, int]]:
-        """Node and local number of every task."""
-        return notation.task_layout(self.tasks_by_node)
+class _Step:
+    """What one srun runs: its program, on which nodes how many tasks, their output, and why it is ended, if it is.
+
+    It gets the job's next number. `options` are srun's by their long names; `environment` is srun's own.
+    """
+
+    def __init__(
+        self, job: LocalJob, options: Mapping[str, str], argv: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        nodes = _choose_nodes(options, job)
+        counts = [count for count in _spread_tasks(options, len(nodes), environment) if count]
+        directory, wait = options.get("chdir") or os.getcwd(), options.get("wait", "0")
+        if not os.path.isdir(directory):
+            raise InvalidInput("no such folder for --chdir", subject=directory)
+        if not wait.isdigit():
+            raise InvalidInput("invalid number of seconds for --wait", subject=wait)
+        self.job = job
+        self.number = _claim_number(job)
+        self.name = f"{job.job_id}.{self.number}"  # Slurm's
+        self.argv = argv
+        self.options = options
+        self.nodes, self.tasks_by_node = nodes[: len(counts)], counts
+        self.layout = notation.task_layout(counts)  # node and local number of every task
+        self.directory = directory
+        self.environment = notation.exported(environment, options.get("export", ""))
+        self.kill_on_bad_exit = options.get("kill-on-bad-exit", "0") not in {"0", "no"}
+        self.wait = float(wait)
+        self.kill_wait = read_config(job.root).kill_wait
+        self.files: dict[str, int] = {}
+        self.errors: set[int] = set()  # where the tasks' errors go
+        self.pipes: list[tuple[int, int, bytes]] = []  # from a task, to a file, with a label
+        self.running: dict[int, int] = {}  # pid -> task
+        self.sessions: set[int] = set()  # of all tasks, ended ones too
+        self.codes: list[int] = []
+        self.kill_at: float | None = None
+        self.first_exit_at: float | None = None
+        self.writing = threading.Lock()
 
     def file_name(self, option: str, task: int) -> str | None:
         """The file that `--output` or `--error` names for a task; None for srun's own output."""
@@ -75,102 +102,6 @@ class Step:
             "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURM_SUBMIT_DIR": os.getcwd(),
         }  # fmt: skip
         return dict(self.environment) | {name: str(value) for name, value in added.items()}
-
-
-def make_step(options: Mapping[str, str], argv: Sequence[str], environment: Mapping[str, str]) -> Step:
-    """Turn srun's options into a step, and give it the job's next number.
-
-    `options` are by long name; `environment` is srun's own, which names the job.
-
-    Raises:
-        InvalidInput: An option is wrong, or requests more than the job has.
-        PermanentError: This is not inside a job.
-    """
-    job = read_job(Path(environment[JOB_VARIABLE])) if JOB_VARIABLE in environment else None
-    if job is None:
-        raise PermanentError("not inside a job", subject="srun", advice="Start steps from batch scripts")
-    nodes = _choose_nodes(options, job)
-    counts = [count for count in _spread_tasks(options, len(nodes), environment) if count]
-    directory, wait = options.get("chdir") or os.getcwd(), options.get("wait", "0")
-    if not os.path.isdir(directory):
-        raise InvalidInput("no such folder for --chdir", subject=directory)
-    if not wait.isdigit():
-        raise InvalidInput("invalid number of seconds for --wait", subject=wait)
-    return Step(
-        job=job,
-        number=_claim_number(job),
-        argv=tuple(argv),
-        nodes=tuple(nodes[: len(counts)]),
-        tasks_by_node=tuple(counts),
-        directory=directory,
-        environment=notation.exported(environment, options.get("export", "")),
-        options=options,
-        kill_on_bad_exit=options.get("kill-on-bad-exit", "0") not in {"0", "no"},
-        wait=float(wait),
-        kill_wait=read_config(job.root).kill_wait,
-    )
-
-
-def _choose_nodes(options: Mapping[str, str], job: LocalJob) -> list[str]:
-    """The named nodes, or the first ones of the job."""
-    chosen = of_job = job.hosts
-    if "nodelist" in options:
-        chosen = notation.hostnames(options["nodelist"])
-        if not set(chosen) <= set(of_job):
-            raise InvalidInput("requested nodes are not in this job", subject=options["nodelist"])
-    count = notation.parse_count(options["nodes"], "nodes") if "nodes" in options else len(chosen)
-    if count > len(chosen):
-        raise InvalidInput("more nodes than the job has or --nodelist names", subject=f"--nodes={count}")
-    return chosen[:count]
-
-
-def _spread_tasks(options: Mapping[str, str], nodes: int, environment: Mapping[str, str]) -> list[int]:
-    """Tasks of each node: --ntasks, else --ntasks-per-node, else the job's."""
-    value = options.get("ntasks-per-node") or environment.get("SLURM_NTASKS_PER_NODE", "1")
-    limit = notation.parse_count(value, "ntasks-per-node")
-    if "ntasks" not in options:
-        return [limit] * nodes
-    tasks = notation.parse_count(options["ntasks"], "ntasks")
-    if "ntasks-per-node" in options and tasks > limit * nodes:
-        raise InvalidInput("more tasks than the nodes may have", subject=f"--ntasks={tasks}")
-    return notation.spread_evenly(tasks, nodes)
-
-
-def _claim_number(job: LocalJob) -> int:
-    """Take the job's next step number; mkdir gives each to one srun only."""
-    steps = job.folder / "steps"
-    steps.mkdir(exist_ok=True)
-    number = len(os.listdir(steps))
-    while True:
-        try:
-            (steps / str(number)).mkdir()
-            return number
-        except FileExistsError:
-            number += 1
-
-
-def main(arguments: list[str]) -> int:
-    """Run a step; return the highest exit code of its tasks, where a killed one counts as 128 + signal."""
-    options, argv = split_options(arguments, notation.SRUN)
-    if not argv:
-        raise InvalidInput("no command to run", subject="srun")
-    return _StepRun(make_step(options, argv, os.environ)).to_its_end()
-
-
-class _StepRun:
-    """A running step: its tasks, their output, and why it is being ended, if it is."""
-
-    def __init__(self, step: Step) -> None:
-        self.step = step
-        self.files: dict[str, int] = {}
-        self.errors: set[int] = set()  # where the tasks' errors go
-        self.pipes: list[tuple[int, int, bytes]] = []  # from a task, to a file, with a label
-        self.running: dict[int, int] = {}  # pid -> task
-        self.sessions: set[int] = set()  # of all tasks, ended ones too
-        self.codes: list[int] = []
-        self.kill_at: float | None = None
-        self.first_exit_at: float | None = None
-        self.writing = threading.Lock()
 
     def to_its_end(self) -> int:
         """Start all tasks, forward output and signals, until every task has ended; return the step's exit code."""
@@ -201,14 +132,14 @@ class _StepRun:
         return {entry.pid for entry in process_tree.running_processes().values() if entry.session in self.sessions}
 
     def _start_tasks(self) -> None:
-        step, null = self.step, os.open(os.devnull, os.O_RDONLY)
-        for task in range(len(step.layout)):
+        null = os.open(os.devnull, os.O_RDONLY)
+        for task in range(len(self.layout)):
             output, error = self._open("output", task, 1), self._open("error", task, 2)
             self.errors.add(error)
             stdout = self._new_pipe(output, task)
             stderr = stdout if output == error else self._new_pipe(error, task)
-            streams = (0 if len(step.layout) == 1 else null, stdout, stderr)
-            pid = process_tree.start_session(step.argv, step.task_environment(task), step.directory, streams)
+            streams = (0 if len(self.layout) == 1 else null, stdout, stderr)
+            pid = process_tree.start_session(self.argv, self.task_environment(task), self.directory, streams)
             for descriptor in {stdout, stderr}:
                 os.close(descriptor)
             self.running[pid] = task
@@ -216,10 +147,10 @@ class _StepRun:
 
     def _open(self, option: str, task: int, standard: int) -> int:
         """The file that an option names for a task, shared by all tasks that name it; srun's own output without."""
-        if (name := self.step.file_name(option, task)) is None:
+        if (name := self.file_name(option, task)) is None:
             return standard
         if name not in self.files:
-            mode = 0 if self.step.options.get("open-mode", "truncate").startswith("a") else os.O_TRUNC
+            mode = 0 if self.options.get("open-mode", "truncate").startswith("a") else os.O_TRUNC
             try:
                 self.files[name] = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | mode, 0o666)
             except OSError as error:
@@ -228,7 +159,7 @@ class _StepRun:
 
     def _new_pipe(self, target: int, task: int) -> int:
         reading, writing = os.pipe()
-        self.pipes.append((reading, target, f"{task}: ".encode() if "label" in self.step.options else b""))
+        self.pipes.append((reading, target, f"{task}: ".encode() if "label" in self.options else b""))
         return writing
 
     def _copy_output(self, reading: int, target: int, label: bytes) -> None:
@@ -268,15 +199,15 @@ class _StepRun:
             self.first_exit_at = self.first_exit_at or time.monotonic()
             if code or number:
                 how = signal.strsignal(number) if number else f"Exited with exit code {code}"
-                self._say(f"srun: error: {self.step.nodes[self.step.layout[task][0]]}: task {task}: {how}\n")
-                if self.step.kill_on_bad_exit and self.running:
+                self._say(f"srun: error: {self.nodes[self.layout[task][0]]}: task {task}: {how}\n")
+                if self.kill_on_bad_exit and self.running:
                     self._terminate("Terminating")
 
     def _terminate(self, what: str) -> None:
         """Begin to end all remaining tasks: SIGTERM now, SIGKILL when patience is over."""
         if self.kill_at is not None:
             return
-        self._say(f"srun: {what} StepId={self.step.name}\n")
+        self._say(f"srun: {what} StepId={self.name}\n")
         self._begin_end()
         for pid in self.running:
             for number in (signal.SIGCONT, signal.SIGTERM):
@@ -284,19 +215,55 @@ class _StepRun:
 
     def _begin_end(self) -> None:
         """Start the clock, and leave in the tasks' logs the line that Slurm leaves there."""
-        self.kill_at = time.monotonic() + self.step.kill_wait
-        ending = self.step.job.folder / "ending"
-        line = notation.farewell(
-            f"STEP {self.step.name} ON {self.step.nodes[0]}", ending.read_text() if ending.exists() else ""
-        )
+        self.kill_at = time.monotonic() + self.kill_wait
+        ending = self.job.folder / "ending"
+        line = notation.farewell(f"STEP {self.name} ON {self.nodes[0]}", ending.read_text() if ending.exists() else "")
         for target in self.errors:
             with contextlib.suppress(OSError):
                 self._write(target, line)
 
     def _watch_clock(self) -> None:
-        now, step = time.monotonic(), self.step
+        now = time.monotonic()
         if self.kill_at is not None and now >= self.kill_at:
             for pid in self.running:
                 process_tree.signal_group(pid, signal.SIGKILL)
-        elif step.wait and self.first_exit_at is not None and now >= self.first_exit_at + step.wait:
+        elif self.wait and self.first_exit_at is not None and now >= self.first_exit_at + self.wait:
             self._terminate("First task exited a while ago; terminating")
+
+
+def _choose_nodes(options: Mapping[str, str], job: LocalJob) -> list[str]:
+    """The named nodes, or the first ones of the job."""
+    chosen = of_job = job.hosts
+    if "nodelist" in options:
+        chosen = notation.hostnames(options["nodelist"])
+        if not set(chosen) <= set(of_job):
+            raise InvalidInput("requested nodes are not in this job", subject=options["nodelist"])
+    count = notation.parse_count(options["nodes"], "nodes") if "nodes" in options else len(chosen)
+    if count > len(chosen):
+        raise InvalidInput("more nodes than the job has or --nodelist names", subject=f"--nodes={count}")
+    return chosen[:count]
+
+
+def _spread_tasks(options: Mapping[str, str], nodes: int, environment: Mapping[str, str]) -> list[int]:
+    """Tasks of each node: --ntasks, else --ntasks-per-node, else the job's."""
+    value = options.get("ntasks-per-node") or environment.get("SLURM_NTASKS_PER_NODE", "1")
+    limit = notation.parse_count(value, "ntasks-per-node")
+    if "ntasks" not in options:
+        return [limit] * nodes
+    tasks = notation.parse_count(options["ntasks"], "ntasks")
+    if "ntasks-per-node" in options and tasks > limit * nodes:
+        raise InvalidInput("more tasks than the nodes may have", subject=f"--ntasks={tasks}")
+    return notation.spread_evenly(tasks, nodes)
+
+
+def _claim_number(job: LocalJob) -> int:
+    """Take the job's next step number; mkdir gives each to one srun only."""
+    steps = job.folder / "steps"
+    steps.mkdir(exist_ok=True)
+    number = len(os.listdir(steps))
+    while True:
+        try:
+            (steps / str(number)).mkdir()
+            return number
+        except FileExistsError:
+            number += 1
