@@ -66,11 +66,8 @@ class Graces(NamedTuple):
 DEFAULT_GRACES = Graces()
 
 
-class _Key(NamedTuple):
-    """Which job is watched. Its id alone would not do: after slurmctld lost its state another job gets it."""
-
-    name: str
-    job_id: int
+_Key = tuple[str, int]
+"""Which job is watched. Its id alone would not do: after slurmctld lost its state another job gets it."""
 
 
 class _Watched:
@@ -445,7 +442,7 @@ class Watcher:
 
 
 def _key_of(job: Job) -> _Key:
-    return _Key(job.name, job.job_id)
+    return job.name, job.job_id
 
 
 def _depends_since(job: Job) -> datetime | None:
