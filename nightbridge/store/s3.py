@@ -6,9 +6,12 @@ whose certificate is its own authority. obstore uses the endpoint and the creden
 """
 
 import base64
+import contextlib
 import hashlib
 import itertools
 import os
+import random
+import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -19,7 +22,6 @@ from urllib.parse import quote, urlsplit
 import obstore
 import obstore.exceptions
 import obstore.store
-import tenacity
 from botocore import exceptions as aws
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
@@ -78,13 +80,8 @@ _RETRIES: "RetryConfig" = {
 _SELF_SIGNED = "CaUsedAsEndEntity"
 """What Rust's TLS says of a certificate that is its own authority; OpenSSL, and so boto3, takes it."""
 
-# obstore repeats what a server refuses with 5xx; a page instead of an answer it takes for a broken server.
-_retried = tenacity.retry(
-    retry=tenacity.retry_if_exception_type(TransientError),
-    stop=tenacity.stop_after_attempt(3),
-    wait=tenacity.wait_random_exponential(multiplier=0.2, max=2),
-    reraise=True,
-)
+REPEATS = 3
+"""How often an object is sent again: obstore repeats what is refused with 5xx, and not what no S3 server answered."""
 
 
 class S3Store:
@@ -388,11 +385,11 @@ class BulkTransfers:
         Returns None where there is one already and the mode is `create`: another writer's, or this one's whose answer
         was lost.
         """
-        try:
-            return self._put(key, body, attributes, mode)
-        except TransientError:
-            # tenacity takes 0.1 ms for each call, a small object 0.5 ms: only what failed once goes through it.
-            return _retried(self._put)(key, body, attributes, mode)
+        for failures in range(REPEATS):
+            with contextlib.suppress(TransientError):
+                return self._put(key, body, attributes, mode)
+            time.sleep(random.uniform(0, 0.2 * 2**failures))
+        return self._put(key, body, attributes, mode)
 
     def _put(self, key: str, body: bytes | bytearray, attributes: dict[str, str], mode: _Mode) -> str | None:
         if self._by_boto3:
