@@ -8,6 +8,7 @@ import re
 import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -18,12 +19,7 @@ import botocore.session
 from botocore import exceptions as aws
 from botocore.auth import S3SigV4Auth
 from botocore.config import Config
-from botocore.credentials import (
-    AssumeRoleCredentialFetcher,
-    CredentialProvider,
-    CredentialResolver,
-    DeferredRefreshableCredentials,
-)
+from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
 from botocore.parsers import ResponseParserError
 
 from nightbridge.errors import ErrorPattern, InvalidInput, NightbridgeError, PermanentError, TransientError, classify
@@ -151,22 +147,9 @@ def _with_role(base: boto3.Session, role_arn: str, endpoint: Mapping[str, Any]) 
         extra_args={"RoleSessionName": ROLE_SESSION},
     )
     core = botocore.session.Session()
-    core.register_component("credential_provider", CredentialResolver([_AssumedRole(fetcher)]))
+    role = DeferredRefreshableCredentials(fetcher.fetch_credentials, method="assume-role")
+    core.register_component("credential_provider", SimpleNamespace(load_credentials=lambda: role))
     return boto3.Session(botocore_session=core, region_name=base.region_name)
-
-
-class _AssumedRole(CredentialProvider):  # type: ignore[misc]  # botocore has no types
-    """The one source of a session's credentials; they renew themselves."""
-
-    METHOD = "assume-role"
-
-    def __init__(self, fetcher: AssumeRoleCredentialFetcher) -> None:
-        super().__init__()
-        self._fetcher = fetcher
-
-    def load(self) -> Any:
-        """Botocore's entry point."""
-        return DeferredRefreshableCredentials(self._fetcher.fetch_credentials, method=self.METHOD)
 
 
 def _secret(ref: SecretRef | None, block_value: BlockValue | None) -> str | None:
