@@ -102,7 +102,12 @@ class DirectoryStore:
                     what = "the disk does not return the bytes that were written"
                     raise PermanentError(what, subject=str(target), advice="Check the disk")
                 target.parent.mkdir(parents=True, exist_ok=True)
-                self._name(incoming, target, source)
+                try:
+                    os.link(incoming, target)
+                except FileExistsError as error:
+                    if not target.is_file() or sha256_of_file(target, source.digest.part_size) != source.sha256:
+                        what, advice = "another writer has stored other bytes there", "Harvest the run again"
+                        raise TransientError(what, subject=str(target), advice=advice) from error
                 flush_folder(target.parent)
             finally:
                 incoming.unlink(missing_ok=True)
@@ -184,14 +189,6 @@ class DirectoryStore:
     def link_of(self, key: str) -> str:
         """The `file://` URL of an object."""
         return f"{self.url}/{quote(key)}"
-
-    def _name(self, incoming: Path, target: Path, source: FileSource) -> None:
-        try:
-            os.link(incoming, target)
-        except FileExistsError as error:
-            if not target.is_file() or sha256_of_file(target, source.digest.part_size) != source.sha256:
-                what, advice = "another writer has stored other bytes there", "Harvest the run again"
-                raise TransientError(what, subject=str(target), advice=advice) from error
 
     def _path(self, key: str) -> Path:
         return self.root / checked_key(key)

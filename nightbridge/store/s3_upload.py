@@ -192,7 +192,10 @@ class Uploader:
                 answer = self._client.upload_part(
                     **self._object(key), UploadId=upload.id, PartNumber=number, Body=body, **known
                 )
-                return _Part(filled, _given_etag(answer), sha256)
+                etag = plain_etag(answer)
+                if not etag:  # then it has stored nothing
+                    raise NotS3Response(lacks="ETag")
+                return _Part(filled, etag, sha256)
         finally:
             self._buffers.give(buffer)
 
@@ -331,14 +334,6 @@ def plain_etag(answer: Answer) -> str:
 def md5_hex(data: bytes | bytearray | memoryview) -> str:
     """MD5 as S3 writes it in ETags."""
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
-
-
-def _given_etag(answer: Answer) -> str:
-    """The ETag by which a server says that it has stored something; an answer without one stores nothing."""
-    etag = plain_etag(answer)
-    if not etag:
-        raise NotS3Response(lacks="ETag")
-    return etag
 
 
 def _etag_of_parts(etags: list[str]) -> str | None:
