@@ -1,12 +1,11 @@
 """The clone stage: both repositories at the night's commits, and the launcher's environment."""
 
-from collections.abc import Callable
 from datetime import datetime
 
 from nightbridge.errors import InvalidInput
 from nightbridge.models import Checkout, GitRepo, PinnedRepository, RunSpec, Site, TestDefinition
 from nightbridge.repos.checkouts import check_out, find_changes, find_replaced, find_submodules
-from nightbridge.repos.commits import pinned
+from nightbridge.repos.commits import Find, pinned
 from nightbridge.repos.environments import make_environment
 from nightbridge.repos.git import git_version, masked
 from nightbridge.repos.mirrors import Mirror
@@ -49,11 +48,7 @@ def current_commits(repo: GitRepo, site: Site) -> dict[str, str]:
     git_version()
     mirror = Mirror(repo.url, site.workspace, timeout=site.git_timeout)
     commit = mirror.resolve(repo.commit)
-
-    def commit_of(url: str, ref: str) -> str:
-        return Mirror(url, site.workspace, timeout=site.git_timeout).resolve(ref)
-
-    return {".": commit, **_submodules(repo, mirror, commit, commit_of)}
+    return {".": commit, **_submodules(repo, mirror, commit, site, Mirror.resolve)}
 
 
 def verify_unchanged(checkout: Checkout, since: datetime) -> list[str]:
@@ -78,11 +73,9 @@ def _pinned_checkout(repo: GitRepo, night: str, site: Site) -> PinnedRepository:
     workspace = site.workspace.absolute()
     mirror = Mirror(repo.url, workspace, timeout=site.git_timeout)
     pin = pinned(mirror, repo.commit, night, workspace)
-
-    def pin_of(url: str, ref: str) -> str:
-        return pinned(Mirror(url, workspace, timeout=site.git_timeout), ref, night, workspace).commit
-
-    moved = _submodules(repo, mirror, pin.commit, pin_of)
+    moved = _submodules(
+        repo, mirror, pin.commit, site, lambda submodule, ref: pinned(submodule, ref, night, workspace).commit
+    )
     checkout = check_out(mirror, repo.commit, pin.commit, workspace, with_submodules=repo.init_submodules, moved=moved)
     if pin.previous is None:
         return checkout
@@ -90,8 +83,8 @@ def _pinned_checkout(repo: GitRepo, night: str, site: Site) -> PinnedRepository:
     return checkout.model_copy(update={"previous": pin.previous, "commits_since": since})
 
 
-def _submodules(repo: GitRepo, mirror: Mirror, commit: str, commit_of: Callable[[str, str], str]) -> dict[str, str]:
-    """The commits of the submodules that a test names refs for, each by its own repository's address and the ref.
+def _submodules(repo: GitRepo, mirror: Mirror, commit: str, site: Site, find: Find) -> dict[str, str]:
+    """The commits of the submodules that a test names refs for, each found in its own repository's mirror.
 
     A folder that is no submodule keeps its ref: `check_out` says so.
     """
@@ -105,4 +98,7 @@ def _submodules(repo: GitRepo, mirror: Mirror, commit: str, commit_of: Callable[
         )
     mirror.resolve(commit)
     urls = {one.path: one.url for one in find_submodules(mirror, commit)}
-    return {path: commit_of(urls[path], ref) if path in urls else ref for path, ref in repo.submodules.items()}
+    return {
+        path: find(Mirror(urls[path], site.workspace, timeout=site.git_timeout), ref) if path in urls else ref
+        for path, ref in repo.submodules.items()
+    }
