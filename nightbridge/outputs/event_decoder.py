@@ -127,26 +127,6 @@ class MalformedRecord(ValueError):
     """The bytes are not the protocol buffer that they should be."""
 
 
-class Scalar(NamedTuple):
-    """One value of one tag."""
-
-    tag: str
-    value: float
-
-
-class Event(NamedTuple):
-    """One record of an event file: its scalars, and the kinds of what else it held.
-
-    `session_start`: it is a `SessionLog.START`, by which a writer says that what had its step or a later one is void.
-    """
-
-    wall_time: float
-    step: int
-    scalars: list[Scalar]
-    skipped: list[str]
-    session_start: bool = False
-
-
 class _Message(NamedTuple):
     """The fields of one message by field number, values in order: varints, 4 or 8 bytes of fixed size, and blocks."""
 
@@ -187,7 +167,6 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 _MAX_FIELDS = 1 << 16
 """Of one message. A summary has one for each of its values."""
-_MAX_DIMENSIONS = 64
 
 
 def _message(data: bytes) -> _Message:
@@ -235,23 +214,14 @@ _LAYOUTS = {1: ("<f", 5), 2: ("<d", 6)}
 PyTorch's writers of scalars use no other types."""
 
 
-def _element_count(shape: bytes | None) -> int:
-    count = 1
-    for dimension in _message(shape or b"").blocks.get(2, [])[:_MAX_DIMENSIONS]:
-        count *= signed(_message(dimension).number(1))
-    return count
-
-
 def _tensor_scalar(data: bytes) -> float | None:
     """The one number in a tensor; None for text, integers, and anything with more or fewer elements."""
     message = _message(data)
     layout, field = _LAYOUTS.get(message.number(1), ("", 0))
-    if not layout or _element_count(message.block(2)) != 1:
-        return None
     # As bytes of the whole tensor, or as a repeated field, packed or one by one: writers do all three.
     content = message.block(4)
     values = [content] if content else [*message.fixed.get(field, ()), *message.blocks.get(field, ())]
-    if [len(value) for value in values] != [struct.calcsize(layout)]:
+    if not layout or [len(value) for value in values] != [struct.calcsize(layout)]:
         return None
     return float(struct.unpack(layout, values[0])[0])
 
@@ -260,49 +230,6 @@ def _tensor_scalar(data: bytes) -> float | None:
 
 _OTHER_VALUES = {3: "histogram", 4: "image", 5: "histogram", 6: "audio"}
 """Fields of `Summary.Value` that hold something else than a number."""
-
-
-class EventDecoder:
-    """Decodes the records of one file. State: the plugin of each tag, which a v2 writer names only once per tag."""
-
-    def __init__(self) -> None:
-        self._plugins: dict[str, str] = {}
-
-    def decode(self, record: bytes) -> Event:
-        """Decode one record.
-
-        Raises:
-            MalformedRecord: It is no `Event`.
-        """
-        event = _message(record)
-        wall_time = event.fixed_value(1, 8)
-        scalars: list[Scalar] = []
-        skipped: list[str] = []
-        for summary in event.blocks.get(5, []):
-            for value in _message(summary).blocks.get(1, []):
-                found = self._value(_message(value))
-                if isinstance(found, Scalar):
-                    scalars.append(found)
-                else:
-                    skipped.append(found)
-        step = signed(event.number(2))
-        session = event.block(7)
-        starts = session is not None and _message(session).number(1) == 1  # SessionLog.START
-        return Event(struct.unpack("<d", wall_time)[0] if wall_time else 0.0, step, scalars, skipped, starts)
-
-    def _value(self, value: _Message) -> Scalar | str:
-        """A scalar, or the kind of what the value is instead."""
-        tag = _text(value.block(1))
-        plugin_data = _message(value.block(9) or b"").block(1)  # of Value.metadata
-        plugin = _text(_message(plugin_data or b"").block(1)) or self._plugins.get(tag, "")
-        self._plugins[tag] = plugin
-        if simple := value.fixed_value(2, 4):
-            return Scalar(tag, struct.unpack("<f", simple)[0])
-        tensor = value.block(8)
-        if tensor is None:
-            return next((kind for field, kind in _OTHER_VALUES.items() if field in value.blocks), "other")
-        number = _tensor_scalar(tensor) if plugin in ("", "scalars") else None
-        return Scalar(tag, number) if number is not None else plugin or "tensor"
 
 
 class Row(NamedTuple):
@@ -315,7 +242,10 @@ class Row(NamedTuple):
 
 
 class Columns:
-    """Collects the rows of one file. What it knows of the file's tags stays when they are taken."""
+    """Collects the rows of one file. What it knows of the file's tags stays when they are taken.
+
+    `skipped` counts what else the file holds, by its kind.
+    """
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -326,24 +256,46 @@ class Columns:
         self.skipped: Counter[str] = Counter()
         self.starts: list[tuple[int, int]] = []
         """Of each `SessionLog.START` the number of rows before it, and its step."""
-        self._decoder = EventDecoder()
         self._numbers: dict[str, int] = {}
+        self._plugins: dict[str, str] = {}
+        """The plugin of each tag, which a v2 writer names only once per tag."""
 
     def add(self, record: bytes) -> None:
-        """Add the scalars of one record."""
+        """Add the scalars of one record, an `Event`; of one that is none, nothing."""
         try:
-            event = self._decoder.decode(record)
+            event = _message(record)
+            wall_time = event.fixed_value(1, 8)
+            summaries = [_message(summary) for summary in event.blocks.get(5, [])]
+            found = [self._value(_message(value)) for summary in summaries for value in summary.blocks.get(1, [])]
+            session_starts = _message(event.block(7) or b"").number(1) == 1  # SessionLog.START
         except MalformedRecord:
             self.skipped["malformed"] += 1
             return
-        if event.session_start:
-            self.starts.append((len(self), event.step))
-        self.skipped.update(event.skipped)
-        for scalar in event.scalars:
-            self.tag_numbers.append(self.number_of(scalar.tag))
-            self.steps.append(event.step)
-            self.wall_times.append(event.wall_time)
-            self.values.append(scalar.value)
+        step = signed(event.number(2))
+        if session_starts:
+            self.starts.append((len(self), step))
+        for tag, value in found:
+            if isinstance(value, str):
+                self.skipped[value] += 1
+                continue
+            self.tag_numbers.append(self.number_of(tag))
+            self.steps.append(step)
+            self.wall_times.append(struct.unpack("<d", wall_time)[0] if wall_time else 0.0)
+            self.values.append(value)
+
+    def _value(self, value: _Message) -> tuple[str, float | str]:
+        """The tag of a value, and its number, or the kind of what it is instead."""
+        tag = _text(value.block(1))
+        plugin_data = _message(value.block(9) or b"").block(1)  # of Value.metadata
+        plugin = _text(_message(plugin_data or b"").block(1)) or self._plugins.get(tag, "")
+        self._plugins[tag] = plugin
+        if simple := value.fixed_value(2, 4):
+            return tag, float(struct.unpack("<f", simple)[0])
+        tensor = value.block(8)
+        if tensor is None:
+            return tag, next((kind for field, kind in _OTHER_VALUES.items() if field in value.blocks), "other")
+        number = _tensor_scalar(tensor) if plugin in ("", "scalars") else None
+        return tag, plugin or "tensor" if number is None else number
 
     def add_rows(self, tag_numbers: bytes, steps: bytes, wall_times: bytes, values: bytes) -> None:
         """Add rows as the bytes of their columns."""
