@@ -347,16 +347,11 @@ def trackers_of(path: Path) -> Iterator[Path]:
     save_dir = path.parent
     if not _ITERATION.fullmatch(path.name) or tracked_iteration(save_dir) != _iteration(path):
         return
-    for file in (save_dir / name for name in TRACKERS):
-        of_later_save = file.name == TRAIN_STATE and _is_overtaken(path) and not _is_copied(path)
-        if file.is_file() and not file.is_symlink() and not of_later_save:
+    later = (each for each in checkpoint_folders(save_dir) if _iteration(each) > _iteration(path))
+    overtaken = any((each / "train_state.pt").is_file() for each in later)
+    for file in (save_dir / name for name in ((TRACKER,) if overtaken and not _is_copied(path) else TRACKERS)):
+        if file.is_file() and not file.is_symlink():
             yield file
-
-
-def _is_overtaken(path: Path) -> bool:
-    """Whether a later save has written its training state, which it then copies to the place beside it."""
-    later = (each for each in checkpoint_folders(path.parent) if _iteration(each) > _iteration(path))
-    return any((each / "train_state.pt").is_file() for each in later)
 
 
 def _is_copied(path: Path) -> bool:
