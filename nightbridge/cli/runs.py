@@ -388,7 +388,7 @@ def _errors_in(path: Path) -> "Iterator[str]":
 
 
 def _show_run_status(run_key: str, attempts: "Iterable[AttemptContext]", site: "Site", as_json: bool) -> None:
-    from nightbridge.slurm.attempts import jobs_of, read_ended
+    from nightbridge.slurm.attempts import read_ended
     from nightbridge.slurm.factory import cluster_of
 
     cluster = cluster_of(site)
@@ -396,7 +396,7 @@ def _show_run_status(run_key: str, attempts: "Iterable[AttemptContext]", site: "
         {
             "attempt": attempt.name,
             "folder": attempt.attempt_dir,
-            "jobs": jobs_of(attempt, cluster),
+            "jobs": cluster.find(attempt.name).jobs,
             "outcome": ended.outcome if ended else None,
             "reason": ended.outcome_reason if ended else "",
         }

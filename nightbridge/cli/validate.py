@@ -1,5 +1,6 @@
 """What needs no run: `validate`, `render` and `rules`."""
 
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -129,7 +130,7 @@ def render(
     No checkout is needed: the launcher's version comes from the pin, and folders are placeholders.
     """
     from nightbridge import config
-    from nightbridge.launch.plan import placeholder_plan, shell_command
+    from nightbridge.launch.plan import placeholder_plan
     from nightbridge.masking import MASK
     from nightbridge.rules import check_scenario
 
@@ -142,7 +143,7 @@ def render(
     runs = []
     for plan in plans:
         masked = {**plan.environment, **dict.fromkeys(plan.secret_environment, MASK)}
-        runs.append({**plan.model_dump(mode="json"), "environment": masked, "command": shell_command(plan)})
+        runs.append({**plan.model_dump(mode="json"), "environment": masked, "command": shlex.join(plan.argv)})
     show(as_json, {"runs": runs, "invalid": scenario.invalid}, lambda: _plan_lines(runs))
     return EXIT_INVALID if scenario.invalid else 0
 

@@ -10,7 +10,6 @@ not the launcher itself, may hold some of these characters: a backslash carries 
 """
 
 import difflib
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -360,11 +359,6 @@ def _warnings(test: TestDefinition, cluster: ClusterSettings, image: Image, per_
         yield "without a container nothing is mounted: extra_container_mounts has no effect"
     if cluster.kind != "local" and not cluster.account:
         yield f"{cluster.name} has no account, so {NO_ACCOUNT!r} is used; Slurm may refuse it"
-
-
-def shell_command(plan: LaunchPlan) -> str:
-    """The launcher's command line as typed in a shell."""
-    return shlex.join(plan.argv)
 
 
 # --- what a launcher does not take -----------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from nightbridge.nights.status import RunPhase, RunStatus, run_statuses
 from nightbridge.notify import Notice
 from nightbridge.numbers import format_count
 from nightbridge.slurm.attempt_files import read_refusal
-from nightbridge.slurm.attempts import attempts_of, jobs_of
+from nightbridge.slurm.attempts import attempts_of
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.store.protocol import ObjectStore
@@ -335,7 +335,7 @@ class _Inspector:
             refusal = read_refusal(attempt.attempt_dir, since=attempt.opened_at)
             if refusal is not None:
                 return f"; {refusal.error()}"
-            jobs = jobs_of(attempt, self._cluster_of(start))
+            jobs = self._cluster_of(start).find(attempt.name).jobs
         except NightbridgeError as error:
             return f"; {error}"
         return "".join(f"; Slurm has job {job.job_id} of its name, {job.state.value}" for job in jobs)

@@ -24,7 +24,6 @@ from nightbridge.models import (
     ClusterSettings,
     Job,
     JobState,
-    JobStatus,
     LaunchPlan,
     Model,
     Outcome,
@@ -169,11 +168,6 @@ def may_try_again(jobs: Sequence[Job], settings: ClusterSettings) -> bool:
     """Whether the newest of a run's ended jobs failed for the cluster's reasons, and not too often before."""
     failures = sum(job.outcome is Outcome.INFRASTRUCTURE for job in jobs)
     return bool(jobs) and jobs[-1].outcome is Outcome.INFRASTRUCTURE and failures < settings.max_attempts
-
-
-def jobs_of(attempt: AttemptContext, cluster: Cluster) -> tuple[JobStatus, ...]:
-    """The jobs of an attempt's name that the cluster knows; by name, so that no record of ours is needed."""
-    return cluster.find(attempt.name).jobs
 
 
 _MAX_SHOWN = 3

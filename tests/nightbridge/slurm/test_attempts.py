@@ -20,7 +20,6 @@ from nightbridge.slurm.attempts import (
     cancel_jobs,
     choose_attempt,
     ended_jobs,
-    jobs_of,
     may_try_again,
     next_attempt,
     read_ended,
@@ -265,8 +264,8 @@ def test_the_jobs_of_an_attempt_are_found_without_any_record_of_them(site: Site,
     first, second = next_attempt(RUN, site, after=0), next_attempt(RUN, site, after=1)
     job_id = start(cluster, first, "true")
 
-    assert [job.job_id for job in jobs_of(first, cluster)] == [job_id]
-    assert jobs_of(second, cluster) == ()
+    assert [job.job_id for job in cluster.find(first.name).jobs] == [job_id]
+    assert cluster.find(second.name).jobs == ()
 
 
 def test_cancelling_a_run_ends_its_live_jobs_and_no_others(site: Site, cluster: LocalCluster) -> None:
@@ -331,7 +330,7 @@ def test_the_job_of_another_workspace_is_not_taken_for_the_own_one(
     with pytest.raises(DamagedData, match="If another workspace of yours runs this night, give one of them another"):
         submit_once(attempt, cluster, write_script(attempt.attempt_dir / "train_sbatch.sh", "true"), [])
 
-    assert len(jobs_of(attempt, cluster)) == 1
+    assert len(cluster.find(attempt.name).jobs) == 1
     assert read_submission(attempt.attempt_dir) is None
 
 
