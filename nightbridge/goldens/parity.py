@@ -18,7 +18,7 @@ is 0.5 % higher in the second half (`benchmarks/parity.py`). They are for losses
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,7 +113,10 @@ class Following(Model):
             faults.append(f"{LOSS}: no iteration in common")
         if beyond := self.beyond:
             first, worst = beyond[0], max(beyond, key=lambda step: abs(step.difference))
-            text = f"{LOSS}: {_difference(first)}"
+            text = (
+                f"{LOSS}: {first.value:.4g} against {first.reference:.4g} at iteration {first.step},"
+                f" {100 * first.difference:+.2f} % (limit {100 * first.limit:.3g} %)"
+            )
             if len(beyond) > 1:
                 text += f", beyond the limit at {len(beyond)} of {len(self.steps)} iterations"
             if worst is not first:
@@ -215,24 +218,21 @@ class Parity(Model):
 
 def compare_curves(a: Curve, b: Curve, tag: str = LOSS, bands: ParityBands = DEFAULT_BANDS) -> CurveParity:
     """Compare two curves step by step; `a` is the reference, `tag` is what the result calls them."""
-    common = sorted(a.keys() & b.keys())
     not_finite = tuple(
         step
         for step in sorted(a.keys() | b.keys())
         if not (math.isfinite(a.get(step, 0.0)) and math.isfinite(b.get(step, 0.0)))
     )
-    broken = set(not_finite)
-    steps = [step for step in common if step not in broken]
-    base = CurveParity(
+    steps = sorted((a.keys() & b.keys()).difference(not_finite))
+    found = CurveParity(
         tag=tag,
         steps=len(steps),
         only_in_a=tuple(sorted(a.keys() - b.keys())),
         only_in_b=tuple(sorted(b.keys() - a.keys())),
         not_finite=not_finite,
+        **(_differences(a, b, steps, bands) if steps else {}),
     )
-    if steps:
-        base = base.model_copy(update=_differences(a, b, steps, bands))
-    return base.model_copy(update={"faults": _faults(base, bands)})
+    return found.model_copy(update={"faults": _faults(found, bands)})
 
 
 def calibrated(curves: Sequence[Curve]) -> tuple[Curve, ParityBands] | None:
@@ -336,7 +336,7 @@ def _of_log(a: "pd.DataFrame", b: "pd.DataFrame", tag: str) -> Literal["none", "
     return "some" if len(sources) > 1 else "all" if True in sources else "none"
 
 
-def _differences(a: Curve, b: Curve, steps: list[int], bands: ParityBands) -> dict[str, float | int | None]:
+def _differences(a: Curve, b: Curve, steps: list[int], bands: ParityBands) -> dict[str, Any]:
     """Statistics of the common steps, as fields of `CurveParity`."""
     left, right = (np.array([curve[step] for step in steps], dtype=np.float64) for curve in (a, b))
     single = relative(right, left)
@@ -390,13 +390,6 @@ def _faults(found: CurveParity, bands: ParityBands) -> tuple[str, ...]:
             far = "unknown" if difference is None else f"{100 * difference:+.3g} %"
             faults.append(f"{found.tag}: {what} differs by {far}{where} (limit {100 * limit:.3g} %)")
     return tuple(faults)
-
-
-def _difference(step: StepDifference) -> str:
-    return (
-        f"{step.value:.4g} against {step.reference:.4g} at iteration {step.step}, "
-        f"{100 * step.difference:+.2f} % (limit {100 * step.limit:.3g} %)"
-    )
 
 
 def _named(steps: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ read from these sources, in the order in which they count:
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
@@ -102,7 +102,7 @@ def read_run(job: Job, output_dir: Path | None, checkpoint_dir: Path | None = No
     return output.model_copy(
         update={
             "checkpoints": tuple(checkpoint for folder in tree.save_dirs for checkpoint in find_checkpoints(folder)),
-            "not_stored": (*tree.not_stored, *_unknown_products(_unknown(tree, output), tree.folders)),
+            "not_stored": (*tree.not_stored, *_unknown_products(tree, output)),
         }
     )
 
@@ -127,22 +127,20 @@ def _sorted_files(tree: "_Tree", job: Job, output_dir: Path | None) -> RunOutput
     )
 
 
-def _unknown(tree: "_Tree", output: RunOutput) -> Iterator[Path]:
-    """The files that are neither stored, nor part of a checkpoint, nor the launcher's own."""
+def _unknown_products(tree: "_Tree", output: RunOutput) -> Iterator[NotStored]:
+    """One for each entry of the run's folders that is, or holds, files that no rule knows.
+
+    That are those which are neither stored, nor part of a checkpoint, nor the launcher's own.
+    """
     known = {*output.logs, *output.sbatch_logs, *output.event_files, *output.profiles, *output.attempt_files}
     known |= {path for path in (output.config_container, output.repo_status) if path is not None}
     known |= {folder / name for folder in tree.save_dirs for name in TRACKERS}
+    found: dict[Path, list[int]] = {}
     for path in tree.files:
         inside = path.relative_to(output.job_dir).as_posix() if path.is_relative_to(output.job_dir) else ""
-        if path not in known and not any(fnmatchcase(inside, pattern) for pattern in _LAUNCHER_FILES):
-            yield path
-
-
-def _unknown_products(unknown: Iterable[Path], folders: Sequence[Path]) -> Iterator[NotStored]:
-    """One for each entry of the run's folders that is, or holds, files that no rule knows."""
-    found: dict[Path, list[int]] = {}
-    for path in unknown:
-        root = max((folder for folder in folders if path.is_relative_to(folder)), key=lambda folder: len(folder.parts))
+        if path in known or any(fnmatchcase(inside, pattern) for pattern in _LAUNCHER_FILES):
+            continue
+        root = max((each for each in tree.folders if path.is_relative_to(each)), key=lambda each: len(each.parts))
         found.setdefault(root / path.relative_to(root).parts[0], []).append(bytes_of(path))
     for entry, sizes in found.items():
         files = f"{len(sizes)} file{'s' * (len(sizes) != 1)}, {sum(sizes)} bytes"
@@ -317,7 +315,11 @@ def evidence(output: RunOutput, steps_expected: int | None) -> RunEvidence:
         finished_marker=curves.log.finished,
         flaky_marker=_flaky_marker(curves.log, batch),
         timeout_marker=curves.log.timeout_marker or batch.timeout_marker,
-        last_error=min(curves.log.last_error, batch.last_error, key=_doubt_of),  # the ranks', if neither is better
+        # The one against which less speaks; the ranks', if neither is better.
+        last_error=min(
+            (curves.log.last_error, batch.last_error),
+            key=lambda error: (not error, "Exited with exit code" in error, error.startswith(POSSIBLY)),
+        ),
         steps_seen=curves.log.iterations_seen,
     )
 
@@ -331,11 +333,6 @@ def _flaky_marker(ranks: LogReading, batch: LogReading) -> str | None:
     if own and not any(marker in own for marker in FLAKY_MARKERS):
         return None
     return ranks.flaky_marker or batch.flaky_marker
-
-
-def _doubt_of(error: str) -> tuple[bool, bool, bool]:
-    """What speaks against an error that a log names: the most first."""
-    return not error, "Exited with exit code" in error, error.startswith(POSSIBLY)
 
 
 # --- the environment of the job -------------------------------------------------------------------------------------

@@ -66,8 +66,8 @@ class ErrorFinder:
         ):
             is_exception = self._see_exception(bare.strip(), "bare") or True
         self._previous = line
-        if "error: " in line:
-            self._see_scheduler(line)
+        if "error: " in line and not self._node and (exited := lines.EXITED.search(line)):
+            self._note_where(re.split("[,-]", exited[2])[0], exited[1])
         self._see_root_cause(line)
         self._client_said = (self._client_said or line.strip()) if lines.CLIENT.match(line) else ""
         if line.rstrip().endswith(lines.NCCL_DETAIL):
@@ -190,11 +190,6 @@ class ErrorFinder:
         margin = before[: len(before) - len(before.lstrip())]
         alike = lines.NUMBER.sub(r"\\d+", re.escape(before)) or lines.RANK_PREFIX.pattern
         self._before = re.compile(f"^(?:{alike}|{lines.RANK_PREFIX.pattern}|{margin})")
-
-    def _see_scheduler(self, line: str) -> None:
-        exited = lines.EXITED.search(line)
-        if exited and not self._node:
-            self._note_where(re.split("[,-]", exited[2])[0], exited[1])
 
     def _see_root_cause(self, line: str) -> None:
         """Take in which rank torchrun saw fail first, and where: it knows better than the order of the lines."""

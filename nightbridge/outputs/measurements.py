@@ -270,9 +270,11 @@ def summarise(
             damage.append(f"`{STEP_COLUMNS[name].tag}` is missing or not finite at {lost}")
     grad_norms, losses = _finite(curves.steps["grad_norm"]), _finite(curves.steps["loss"])
     logged = latest_steps(curves.log.steps).values()
+    of_times = _statistics("step_time", times)
+    step_time, p95 = of_times.get("step_time"), of_times.get("step_time_p95")
     measured: dict[str, Any] = {
         **{metric.field: value_of(metric, curves, window) for metric in METRICS if metric.reduce is not None},
-        **_statistics("step_time", times),
+        **of_times,
         **_statistics("tflops_per_gpu", rates),
     }
     return Summary(
@@ -285,14 +287,14 @@ def summarise(
         profiled_steps=len(warm) - len(window),
         step_time_midmean=_midmean(times),
         wall_step_time=_wall_step_time(curves, times),
-        slow_steps=_ratio(measured.get("step_time_p95"), measured.get("step_time")),
+        slow_steps=p95 / step_time if p95 is not None and step_time else None,
         slow_pattern=slow_pattern(times),
         warmup_step_time=_wall_step_time(
             curves, curves.due("step_time", early[early.index > curves.start + 1]), since=curves.start + 1
         ),
         first_step_time=_mean(early[early.index == curves.start + 1]["step_time"]),
         tail_slowdown=tail_slowdown(times),
-        tokens_per_second_per_gpu=_tokens_per_second(curves, window, measured.get("step_time"), settings),
+        tokens_per_second_per_gpu=_tokens_per_second(curves, window, step_time, settings),
         final_loss=_final_loss(curves, steps_expected),
         loss_min=float(losses.min()) if len(losses) else None,
         loss_max=float(losses.max()) if len(losses) else None,
@@ -356,10 +358,6 @@ def _midmean(values: "pd.Series[float]") -> float | None:
 def _mean(values: "pd.Series[float]") -> float | None:
     """None as for `_statistics`."""
     return float(values.mean()) if _is_complete(values) else None
-
-
-def _ratio(one: float | None, other: float | None) -> float | None:
-    return one / other if one is not None and other else None
 
 
 def _wall_step_time(curves: Curves, values: "pd.Series[float]", since: int | None = None) -> float | None:

@@ -126,12 +126,14 @@ def what_ran(curves: Curves, planned: Mapping[str, Scalar]) -> dict[str, dict[st
     batch = next(iter(batches), None)
     if "consumed samples" in ran and len(batches) == 1 and batch and not curves.start:
         ran["consumed samples"]["iterations and batch"] = at * batch
-    return {name: {source: _storable(value) for source, value in of.items()} for name, of in ran.items()}
-
-
-def _storable(value: Scalar) -> Scalar:
-    """A number, as a word where JSON has none for it: an infinite limit of gradients, a rate that is no number."""
-    return value if isinstance(value, str) or math.isfinite(value) else str(value)
+    # JSON has no number for an infinite limit of gradients, and for a rate that is none.
+    return {
+        name: {
+            source: value if isinstance(value, str) or math.isfinite(value) else str(value)
+            for source, value in of.items()
+        }
+        for name, of in ran.items()
+    }
 
 
 def _is_whole(curves: Curves) -> bool:
