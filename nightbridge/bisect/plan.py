@@ -169,11 +169,8 @@ class BisectPlan(Question, SearchedRange, StoredModel):
 
     def range_of(self, place: int) -> SearchedRange:
         """The range that the commit of a place belongs to; of place 0 the first one."""
-        for one in self.ranges:
-            if place <= len(one.commits):
-                return one
-            place -= len(one.commits)
-        raise InvalidInput("no such place", subject=str(place))
+        owners = [one for one in self.ranges for _commit in one.commits]
+        return owners[max(place - 1, 0)]
 
     def pins_at(self, place: int) -> dict[str, str]:
         """The commit of each repository at a place, and of submodules that are elsewhere than it pins (`run_at`)."""

@@ -59,7 +59,8 @@ class BisectResult(StoredModel):
 
         Two that share the change are both here.
         """
-        return tuple(commit for place in self.culprit_places for commit in self.plan.all_commits[place - 1 : place])
+        commits = self.plan.all_commits
+        return tuple(commits[place - 1] for place in self.culprit_places)
 
     @property
     def culprit_places(self) -> tuple[int, ...]:
@@ -232,11 +233,6 @@ def _answer_lines(result: BisectResult) -> Iterable[str]:
     }
     if found.kind in words:
         return [words[found.kind]]
-    if found.second:
-        return [
-            f"two {_noun(plan)}s share the change ({sure}):",
-            *(_commit_line(plan, at) for at in result.culprit_places),
-        ]
     return [f"{_head(result)} ({sure}):", *(_commit_line(plan, place) for place in result.culprit_places)]
 
 
@@ -255,6 +251,8 @@ def _likeliest(result: BisectResult) -> str:
 
 def _head(result: BisectResult) -> str:
     """What the culprits are."""
+    if result.answer.second:
+        return f"two {_noun(result.plan)}s share the change"
     if all(step.kind in BUMPS for step in result.culprits):
         return "a commit inside this bump, which cannot be run one by one"
     if len(result.culprits) > 1:

@@ -172,24 +172,6 @@ def exchange_chart(
     return _labelled(figure, axes, "run", "")
 
 
-def loss_chart(metrics: "pd.DataFrame", baseline: "pd.DataFrame | None" = None) -> str:
-    """Draw the loss of each step of one run; empty when the run has none.
-
-    Args:
-        metrics: The run's scalar table: columns tag, step, value and superseded.
-        baseline: That of the run that it is compared with; dashed, below tonight's.
-    """
-    return steps_chart(metrics, baseline, LOSS_TAG, "loss")
-
-
-def step_time_chart(metrics: "pd.DataFrame", baseline: "pd.DataFrame | None" = None) -> str:
-    """Draw the time of each step of one run; as `loss_chart`.
-
-    The first steps take many times as long as the others: the axis ends where the others are, and arrows mark the cut.
-    """
-    return steps_chart(metrics, baseline, STEP_TIME_TAG, "step time, s", cut=True)
-
-
 def spread_chart(tonight: Sequence[float], baseline: Sequence[float]) -> str:
     """Draw how the step times of a run are distributed, and those of the run that it is compared with.
 
@@ -232,7 +214,8 @@ def steps_chart(
         baseline: That of another run; dashed, below the first one's.
         tag: The quantity.
         label: What it is called, with its unit.
-        cut: End the axis where most values are, and mark the cut with arrows.
+        cut: End the axis where most values are, and mark the cut with arrows: the first steps take many times as long
+            as the others.
     """
     steps, values = _curve(metrics, tag)
     finite = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]

@@ -18,7 +18,7 @@ from nightbridge.gate.trend import Trend
 from nightbridge.history.nightly_values import Night as ValuedNight
 from nightbridge.history.nightly_values import nights_of, values_of
 from nightbridge.history.rows import HistoryRow, hardly_moved
-from nightbridge.models import ListedCommit, Model, Verdict, VerdictStatus, night_order
+from nightbridge.models import Model, Verdict, VerdictStatus, night_order
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME
 from nightbridge.nights.records import Night, NightVerdict, find_nights, newest_first, verdict_since
 from nightbridge.numbers import format_change, format_count, format_value
@@ -333,7 +333,9 @@ def trend_lines(found: Sequence[Trend]) -> tuple[str, ...]:
         )
         for suspect in change.suspects:
             lines.append(f"  {suspect.name}: {suspect.before} → {suspect.after}")
-            lines += [f"    {_commit_line(one)}" for one in suspect.listed[:MAX_COMMITS_SHOWN]]
+            for one in suspect.listed[:MAX_COMMITS_SHOWN]:
+                who = f"{one.commit.author}, {one.commit.authored_at:%Y-%m-%d}"
+                lines.append(f"    {one.commit.commit[:10]} {one.text} ({who})")
             more = len(suspect.listed) - MAX_COMMITS_SHOWN
             lines += [f"    and {more} older ones"] if more > 0 else []
             lines += [f"    {suspect.note}"] if suspect.note else []
@@ -357,7 +359,3 @@ def standing_lines(rows: Sequence[HistoryRow], found: Sequence[Trend]) -> tuple[
     )
     nights_text = format_count(len(bad), "night")
     return (f"regressed since {bad[-1].night}, {nights_text} by their verdicts: {moved}".rstrip(": "),)
-
-
-def _commit_line(one: ListedCommit) -> str:
-    return f"{one.commit.commit[:10]} {one.text} ({one.commit.author}, {one.commit.authored_at:%Y-%m-%d})"

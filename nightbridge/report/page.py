@@ -13,16 +13,17 @@ from nightbridge.models import GOOD_VERDICTS, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME
 from nightbridge.numbers import format_count, format_percent, format_value
 from nightbridge.report.charts import (
+    LOSS_TAG,
     MAX_NIGHTS,
+    STEP_TIME_TAG,
     NightPoint,
     PointKind,
     has_gaps,
-    loss_chart,
     nights_chart,
     sparkline,
     spread_chart,
-    step_time_chart,
     step_times,
+    steps_chart,
 )
 from nightbridge.report.tables import (
     STATUS_WORDS,
@@ -230,7 +231,10 @@ def _night_points(verdict: Verdict, rows: Sequence[HistoryRow]) -> list[NightPoi
 def _night_point(night: Night) -> NightPoint:
     own, median = night.own.summary, night_value(night, METRIC_BY_NAME["step_time"])
     step_time = own.step_time if median is None else median
-    return NightPoint(night.own.night, step_time, own.step_time_p05, own.step_time_p95, _kind(night.own))
+    kind: PointKind = "regressed" if night.own.verdict is VerdictStatus.REGRESSED else "other"
+    if night.own.verdict in GOOD_VERDICTS:
+        kind = "good"
+    return NightPoint(night.own.night, step_time, own.step_time_p05, own.step_time_p95, kind)
 
 
 def _curves(run: ReportedRun, rows: Sequence[HistoryRow]) -> tuple[Drawing, ...]:
@@ -245,10 +249,14 @@ def _curves(run: ReportedRun, rows: Sequence[HistoryRow]) -> tuple[Drawing, ...]
     steady = _steady(curve, tonight)
     before = _steady(baseline, last_good) if baseline is not None else []
     drawings = (
-        Drawing("Loss of every step", loss_chart(curve, baseline), f"Loss of every step {whose}.{crosses}{overlaid}"),
+        Drawing(
+            "Loss of every step",
+            steps_chart(curve, baseline, LOSS_TAG, "loss"),
+            f"Loss of every step {whose}.{crosses}{overlaid}",
+        ),
         Drawing(
             "Time of every step",
-            step_time_chart(curve, baseline),
+            steps_chart(curve, baseline, STEP_TIME_TAG, "step time, s", cut=True),
             f"Time of every step {whose}; an arrow is a step that took longer than the axis shows.{overlaid}",
         ),
         Drawing(
@@ -263,12 +271,6 @@ def _curves(run: ReportedRun, rows: Sequence[HistoryRow]) -> tuple[Drawing, ...]
 def _steady(curve: "pd.DataFrame", row: HistoryRow | None) -> list[float]:
     window = (row.summary.steady_first_step, row.summary.steady_last_step) if row else (None, None)
     return step_times(curve, *window)
-
-
-def _kind(row: HistoryRow) -> PointKind:
-    if row.verdict in GOOD_VERDICTS:
-        return "good"
-    return "regressed" if row.verdict is VerdictStatus.REGRESSED else "other"
 
 
 def _pins(tonight: HistoryRow | None, before: HistoryRow | None) -> tuple[PinChange, ...]:

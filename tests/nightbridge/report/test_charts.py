@@ -14,16 +14,17 @@ import pandas as pd
 import pytest
 
 from nightbridge.report.charts import (
+    LOSS_TAG,
     MAX_NIGHTS,
+    STEP_TIME_TAG,
     ChosenPoint,
     NightPoint,
     PointKind,
     choice_chart,
-    loss_chart,
     nights_chart,
     spread_chart,
-    step_time_chart,
     step_times,
+    steps_chart,
 )
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -35,6 +36,14 @@ def texts(drawing: str) -> list[str]:
 
 def curve(steps: Sequence[int], values: Sequence[float], tag: str = "lm loss") -> pd.DataFrame:
     return pd.DataFrame({"tag": tag, "step": steps, "value": values, "superseded": False})
+
+
+def loss_chart(metrics: pd.DataFrame, baseline: pd.DataFrame | None = None) -> str:
+    return steps_chart(metrics, baseline, LOSS_TAG, "loss")
+
+
+def step_time_chart(metrics: pd.DataFrame, baseline: pd.DataFrame | None = None) -> str:
+    return steps_chart(metrics, baseline, STEP_TIME_TAG, "step time, s", cut=True)
 
 
 def nights(values: Sequence[float | None], kind: PointKind = "good") -> list[NightPoint]:
