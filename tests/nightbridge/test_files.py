@@ -66,6 +66,13 @@ def test_a_quota_is_named_with_the_path_and_whose_it_may_be(tmp_path: Path, monk
     assert list(path.parent.iterdir()) == []
 
 
+def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path: Path) -> None:
+    for number, write in enumerate((write_atomically, create_exclusively)):
+        write(tmp_path / f"{number}{'n' * 254}", b"x")
+
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_reader_never_sees_a_part_of_a_file_that_is_written_again_and_again(tmp_path: Path) -> None:
     path = tmp_path / "file"
     whole = {bytes([digit]) * MIB for digit in b"0123456789"}
