@@ -64,7 +64,9 @@ def watchdog(
     timezone: Annotated[
         str | None, typer.Option("--timezone", metavar="TZ", help="Zone of --by; this machine's own when left out.")
     ] = None,
-    days: Annotated[int, typer.Option("--days", min=1, help="Days to look back for the scenarios to expect.")] = 7,
+    days: Annotated[
+        int, typer.Option("--days", min=1, max=36500, help="Days to look back for the scenarios to expect.")
+    ] = 7,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing when every verdict is there.")] = False,
     send_test: Annotated[
         bool,

@@ -174,6 +174,7 @@ class TestWatchdog:
             (("--by", "8 o'clock"), "8 o'clock: not a time of day. Write hours and minutes, as 08:00"),
             (("--by", "08:00", "--timezone", "Berlin"), "Berlin: no such time zone. Write it as Europe/Berlin"),
             (("--by", "08:00", "--days", "0"), "'--days': Input should be greater than or equal to 1"),
+            (("--by", "08:00", "--days", "99999999"), "'--days': Input should be less than or equal to 36500"),
             ((), "Missing option '--by'"),
         ],
     )
