@@ -17,13 +17,12 @@ for 1e-3. `benchmarks/detection.py` measures what that means: false alarms a yea
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field
 
-from nightbridge.history.noise import Array, as_array, median, padded, row_medians, windows
+from nightbridge.history.noise import Array, median, row_medians, windows_around
 from nightbridge.models import Model
 
 # Median absolute deviation to standard deviation, for Gaussian noise.
@@ -96,7 +95,7 @@ def find_change_points(
         values: One value per night, oldest first. None, NaN and infinity are nights without a value.
         policy: What counts as a change.
     """
-    raw = as_array(values)
+    raw = np.array(values, dtype=np.float64)
     nights = np.flatnonzero(np.isfinite(raw))
     known = raw[nights]
     level = median(np.abs(known)) if known.size else 0.0
@@ -132,7 +131,7 @@ def winsorise(values: Array, policy: ChangePointPolicy = DEFAULT_POLICY) -> Arra
     than half the neighbourhood shrinks but does not vanish.
     """
     half = policy.neighbourhood
-    centre = row_medians(padded(values, half, half)[windows(values.size, 2 * half + 1)])
+    centre = row_medians(windows_around(values, half))
     sigma = MAD_TO_SIGMA * median(np.abs(values - centre))
     # The neighbourhood's median follows the noise a little, so deviations from it are smaller than the noise.
     sigma *= 1.0 + 1.0 / (2 * half + 1)
@@ -192,18 +191,11 @@ def _split_statistics(part: Array, policy: ChangePointPolicy) -> Array:
     apart = part - part.mean()
     # With the mean taken off, the sum on the right is minus the sum on the left.
     sums = apart.cumsum()[least - 1 : size - least]
-    between = sums * sums * _split_weights(size, least)
+    left = np.arange(least, size - least + 1)
+    between = sums * sums * (size / (left * (size - left)))
     within = np.maximum(float(apart @ apart) - between, 0.0) / (size - 2)
     statistics: Array = np.sqrt(between / np.maximum(within, policy.noise_floor**2))
     return statistics
-
-
-@lru_cache(maxsize=1024)
-def _split_weights(size: int, least: int) -> Array:
-    """What the squared sum of one side is multiplied with, for all splits that leave so many nights on both."""
-    left = np.arange(least, size - least + 1)
-    weights: Array = size / (left * (size - left))
-    return weights
 
 
 def _merge(series: Array, candidates: Sequence[int], policy: ChangePointPolicy) -> list[_Boundary]:

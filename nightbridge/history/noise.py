@@ -9,16 +9,13 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from nightbridge.errors import InvalidInput
-
 Array = NDArray[np.float64]
-Places = NDArray[np.intp]
 
 NEAR = 3
 """Reference nights on each side of one that ran on other nodes."""
@@ -61,17 +58,10 @@ def remove_canary(values: Sequence[float | None], canary: Sequence[float | None]
 
     The canary's relative deviation from its median is taken off, times the share of it that the metric follows (least
     squares, between 0 and 1): a metric that has nothing to do with the canary is left alone. A night without a canary
-    takes the canary of the nights around it.
-
-    Raises:
-        InvalidInput: The two differ in length, or a value is not positive: only ratios can be compared.
+    takes the canary of the nights around it. All values are positive: only ratios can be compared.
     """
-    raw, control = as_array(values), as_array(canary)
-    if raw.size != control.size:
-        raise InvalidInput(f"{control.size} canary nights for {raw.size} nights", subject="canary")
+    raw, control = np.array(values, dtype=np.float64), np.array(canary, dtype=np.float64)
     known, measured = np.isfinite(raw), np.isfinite(control)
-    if (raw[known] <= 0).any() or (control[measured] <= 0).any():
-        raise InvalidInput("a canary needs positive values", subject="canary", advice="Leave it out for this metric")
     if measured.sum() < 2 or known.sum() < 2:
         return _as_list(raw)
     at = np.arange(raw.size)
@@ -79,7 +69,10 @@ def remove_canary(values: Sequence[float | None], canary: Sequence[float | None]
     drift -= np.median(drift)
     metric = np.log(raw, where=known, out=np.full(raw.size, np.nan))
     both = known & measured
-    share = _share_followed(metric[both], drift[both])
+    # Winsorised, so that a bad night does not decide the share.
+    x, y = (np.clip(part, *np.quantile(part, [0.02, 0.98])) for part in (drift[both], metric[both]))
+    spread = float(np.var(x))
+    share = min(1.0, max(0.0, float(np.mean((x - x.mean()) * (y - y.mean()))) / spread)) if spread else 0.0
     return _as_list(np.exp(metric - share * drift))
 
 
@@ -91,56 +84,29 @@ def remove_node_effects(values: Sequence[float | None], nodes: Sequence[str]) ->
     together with the code are indistinguishable from it, and show as a change.
 
     Args:
-        values: One value per night, oldest first.
+        values: One positive value per night, oldest first.
         nodes: The nodes of each night, any text that is equal for equal sets.
-
-    Raises:
-        InvalidInput: The two differ in length.
     """
-    raw = as_array(values)
-    if raw.size != len(nodes):
-        raise InvalidInput(f"nodes of {len(nodes)} nights for {raw.size} nights", subject="nodes")
+    raw = np.array(values, dtype=np.float64)
     known = np.isfinite(raw)
-    set_of_night = _numbered(tuple(nodes))
+    _sets, set_of_night = np.unique(np.asarray(nodes, dtype=str), return_inverse=True)
     counts = np.bincount(set_of_night[known])
     adjusted = raw.copy()
     if np.count_nonzero(counts) < 2:
         return _as_list(adjusted)
     reference = int(np.argmax(counts))
     anchors = np.flatnonzero(known & (set_of_night == reference))
+    around = np.pad(raw[anchors], NEAR, constant_values=np.nan)
     for other in np.flatnonzero(counts >= LEAST_NIGHTS):
         if other == reference:
             continue
         own = np.flatnonzero(known & (set_of_night == other))
-        ratios = _ratios(raw, own, anchors)
-        if ratios.size >= LEAST_NIGHTS:
-            adjusted[own] = raw[own] / median(ratios)
+        position = np.searchsorted(anchors, own)
+        inside = (position > 0) & (position < anchors.size)
+        if inside.sum() >= LEAST_NIGHTS:
+            levels = row_medians(around[position[inside, np.newaxis] + np.arange(2 * NEAR)])
+            adjusted[own] = raw[own] / median(raw[own[inside]] / levels)
     return _as_list(adjusted)
-
-
-@lru_cache(maxsize=16)
-def _numbered(nodes: tuple[str, ...]) -> Places:
-    """The number of each night's node set, by their names; every metric of a night asks for the same."""
-    _sets, set_of_night = np.unique(np.asarray(nodes, dtype=str), return_inverse=True)
-    return set_of_night
-
-
-def _share_followed(metric: Array, drift: Array) -> float:
-    """The slope of the metric on the drift, in [0, 1], with both winsorised so that a bad night does not decide it."""
-    x, y = (np.clip(part, *np.quantile(part, [0.02, 0.98])) for part in (drift, metric))
-    spread = float(np.var(x))
-    if spread == 0.0:
-        return 0.0
-    return min(1.0, max(0.0, float(np.mean((x - x.mean()) * (y - y.mean()))) / spread))
-
-
-def _ratios(raw: Array, nights: Places, anchors: Places) -> Array:
-    """Nights' values over the median of the reference nights around each; without those that have none on one side."""
-    position = np.searchsorted(anchors, nights)
-    inside = (position > 0) & (position < anchors.size)
-    levels = row_medians(padded(raw[anchors], NEAR, NEAR)[position[inside, np.newaxis] + np.arange(2 * NEAR)])
-    ratios: Array = raw[nights[inside]][levels != 0] / levels[levels != 0]
-    return ratios
 
 
 def night_noise(values: Sequence[float | None]) -> float:
@@ -168,9 +134,7 @@ def strays(values: Sequence[float | None], noise: float) -> list[float]:
         noise: By how much consecutive nights differ, as `night_noise` has it.
     """
     known = _finite(values)
-    if known.size < 4:
-        return []
-    weeks = row_medians(padded(known, WEEK, WEEK)[windows(known.size + WEEK + 1, WEEK)])
+    weeks = row_medians(sliding_window_view(np.pad(known, WEEK, constant_values=np.nan), WEEK))
     before, after = weeks[: known.size], weeks[WEEK + 1 :]
     with np.errstate(divide="ignore", invalid="ignore"):  # a level of zero has no ratios
         distances, apart = (np.abs(place / before - 1) for place in (known, after))
@@ -187,9 +151,7 @@ def strays(values: Sequence[float | None], noise: float) -> list[float]:
 def deviations(values: Sequence[float | None], near: int) -> list[float]:
     """How far each night is from the median of it and so many nights on each side, relative; from the fourth one on."""
     known = _finite(values)
-    if known.size < 4:
-        return []
-    levels = row_medians(padded(known, near, near)[windows(known.size, 2 * near + 1)[3:]])
+    levels = row_medians(windows_around(known, near)[3:])
     found: list[float] = (known[3:][levels != 0] / levels[levels != 0] - 1).tolist()
     return found
 
@@ -203,8 +165,6 @@ def steadiest(choices: Mapping[str, Sequence[float | None]]) -> str:
     Args:
         choices: Several statistics of the same nights, such as median and 5th percentile of the step times.
     """
-    if len(choices) == 1:
-        return next(iter(choices))
     noise = {name: night_noise(values[-STEADY_NIGHTS:]) for name, values in choices.items()}
     return min(noise, key=lambda name: math.inf if math.isnan(noise[name]) else noise[name])
 
@@ -268,13 +228,6 @@ def _best_split(ordered: Sequence[float]) -> int:
 # --- arrays of nights ------------------------------------------------------------------------------------------------
 
 
-def as_array(values: Sequence[float | None]) -> Array:
-    """The same with NaN for a night without a value."""
-    array = np.array(values, dtype=np.float64)
-    array[~np.isfinite(array)] = np.nan
-    return array
-
-
 def _as_list(values: Array) -> list[float]:
     listed: list[float] = values.tolist()
     return listed
@@ -301,11 +254,9 @@ def _quantile(values: Array, share: float) -> float:
     return float(ordered[below] + (position - below) * (ordered[above] - ordered[below]))
 
 
-def padded(values: Array, before: int, after: int) -> Array:
-    """The same with so many NaN before and after."""
-    room = np.full(before + values.size + after, np.nan)
-    room[before : before + values.size] = values
-    return room
+def windows_around(values: Array, near: int) -> Array:
+    """A row for each value, of it and so many on each side; NaN where there are none."""
+    return sliding_window_view(np.pad(values, near, constant_values=np.nan), 2 * near + 1)
 
 
 def row_medians(rows: Array) -> Array:
@@ -315,10 +266,3 @@ def row_medians(rows: Array) -> Array:
     at = np.arange(rows.shape[0])
     medians: Array = (ordered[at, (counts - 1) // 2] + ordered[at, counts // 2]) / 2
     return medians
-
-
-@lru_cache(maxsize=256)
-def windows(count: int, width: int) -> Places:
-    """The places of so many overlapping windows. numpy's view of them takes longer than a copy."""
-    places: Places = np.arange(count)[:, np.newaxis] + np.arange(width)
-    return places
