@@ -26,7 +26,7 @@ import io
 import itertools
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import PurePosixPath
@@ -119,11 +119,8 @@ class Pack:
         """The JSON of the rows from index `first` on."""
         with self._reading():
             groups = range(first // ROWS_TOGETHER, self.groups)
-            found: list[str] = (
-                self._file.read_row_groups(groups, columns=["row"], use_threads=False)["row"].to_pylist()
-                if groups
-                else []
-            )
+            table = self._file.read_row_groups(groups, columns=["row"], use_threads=False)
+            found: list[str] = table["row"].to_pylist()
         return found[first % ROWS_TOGETHER :]
 
     @contextmanager
@@ -255,34 +252,27 @@ def key_of(row: HistoryRow, stamp: str) -> RowKey:
     )
 
 
-def read_objects(
-    store: ObjectStore, folder: str, enough: Callable[[SeriesObjects], bool] | None = None
-) -> SeriesObjects:
+def read_objects(store: ObjectStore, folder: str, groups: int | None = None) -> SeriesObjects:
     """Read what a series has, every row once.
 
     Args:
         store: The store.
         folder: The series'.
-        enough: Whether the newest rows alone are all that is wanted: years of others then stay undecoded.
+        groups: How many groups of its newest rows are wanted: years of others then stay undecoded. None for all.
 
     Raises:
         DamagedData: An object is no row and no generation.
         TransientError: Objects vanish faster than they can be read.
     """
-    known: dict[str, bytes] = {}
     for _ in range(MAX_READINGS):
         # In this order: see the module's docstring.
         small = small_objects(folder, store.list(folder))
         generations = list_generations(store, folder)
         wanted = [*small, *([generations[-1].key] if generations else [])]
-        missing = [key for key in wanted if key not in known]
-        found = in_parallel(store.get, missing)
-        known |= {key: data for key, data in zip(missing, found, strict=True) if data is not None}
-        if None not in found:
-            data = {key: known[key] for key in wanted}
-            if enough and (enough(newest := _objects(store, folder, data, NEWEST_GROUPS)) or not newest.cut):
-                return newest
-            return _objects(store, folder, data)
+        pairs = zip(wanted, in_parallel(store.get, wanted), strict=True)
+        found = {key: data for key, data in pairs if data is not None}
+        if len(found) == len(wanted):
+            return _objects(store, folder, found, groups)
     raise TransientError("the history changes faster than it can be read", subject=store.url_of(folder))
 
 

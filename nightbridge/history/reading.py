@@ -20,10 +20,10 @@ from nightbridge.files import new_file
 from nightbridge.harvest.manifest import MANIFEST, load_record
 from nightbridge.history.history_store import (
     COMPACTED,
+    NEWEST_GROUPS,
     ROOT,
     Pack,
     RowKey,
-    SeriesObjects,
     compact,
     folder_of,
     list_generations,
@@ -32,7 +32,7 @@ from nightbridge.history.history_store import (
 )
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, row_of, table_of
 from nightbridge.launch.config_container import ConfigContainer, parse_container
-from nightbridge.models import GOOD_VERDICTS, RunRecord, RunSpec, StoredModel, Verdict, has_date, slug, utc_now
+from nightbridge.models import GOOD_VERDICTS, RunSpec, StoredModel, Verdict, has_date, slug, utc_now
 from nightbridge.models.series import former_series_id, series_id
 from nightbridge.store.protocol import ObjectStore, read_stored
 
@@ -94,17 +94,13 @@ def read_recent(store: ObjectStore, cluster: str, series: str, night: str) -> tu
     Raises:
         DamagedData: One of them cannot be read.
     """
-
-    def past(found: SeriesObjects) -> list[RowKey]:
-        return [key for key in found.keys if key.night < night]
-
-    def enough(newest: SeriesObjects) -> bool:
-        earlier = past(newest)
-        return any(map(is_good, earlier)) and earlier[first_that_counts(earlier)].order > newest.cut
-
-    found = read_objects(store, folder_of(cluster, series), enough)
-    counted = past(found)
-    return found.history_rows(counted[first_that_counts(counted)].order if counted else "")
+    for groups in (NEWEST_GROUPS, None):
+        found = read_objects(store, folder_of(cluster, series), groups)
+        past = [key for key in found.keys if key.night < night]
+        since = past[first_that_counts(past)].order if past else ""
+        if not found.cut or (since > found.cut and any(map(is_good, past))):
+            break  # nothing that counts is older than what was read
+    return found.history_rows(since)
 
 
 def last_good_dump(store: ObjectStore, cluster: str, series: str, night: str) -> ConfigContainer | None:
@@ -272,8 +268,12 @@ def rebuild_history(store: ObjectStore, test_id: str | None = None) -> Rebuilt:
     for folder, attempt in sorted(_last_attempts(found.key for found in store.list("runs")).items()):
         try:
             record = load_record(store, f"{folder}/a{attempt}")
-            if record is not None and test_id in (None, record.spec.test.id):
-                rows.append(_row(store, folder, record))
+            if record is None or test_id not in (None, record.spec.test.id):
+                continue
+            key, advice = f"{folder}/verdict.json", "Compare the run again"
+            verdict = read_stored(store, key, Verdict, what="not a verdict", advice=advice)
+            # A verdict on an earlier attempt says nothing about this one.
+            rows.append(row_of(record, verdict if verdict and verdict.prefix == record.prefix else None))
         except DamagedData as error:
             damaged.append(str(error))
     by_series: dict[tuple[str, str], list[HistoryRow]] = {}
@@ -291,10 +291,3 @@ def _last_attempts(keys: Iterable[str]) -> dict[str, int]:
         if match := _MANIFEST.fullmatch(key):
             last[match[1]] = max(int(match[2]), last.get(match[1], 0))
     return last
-
-
-def _row(store: ObjectStore, folder: str, record: RunRecord) -> HistoryRow:
-    key = f"{folder}/verdict.json"
-    verdict = read_stored(store, key, Verdict, what="not a verdict", advice="Compare the run again")
-    # A verdict on an earlier attempt says nothing about this one.
-    return row_of(record, verdict if verdict and verdict.prefix == record.prefix else None)
