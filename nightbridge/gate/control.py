@@ -366,10 +366,10 @@ def _gain(difference: float, spread: float, change: float) -> float:
 def differences(night: Night, metric: Metric, field: str = "") -> list[float]:
     """Of each pair of a night that measured a metric in both arms, the relative difference, positive for worse."""
     found = []
-    for new, control in pairs_of(night) if night.arms else ():  # most nights have none
-        values = [run_value(run, metric, field) for run in (new, control)]
-        if values[0] is not None and values[1]:
-            change = (values[0] - values[1]) / abs(values[1])
+    for pair in pairs_of(night):
+        new, control = (run_value(run, metric, field) for run in pair)
+        if new is not None and control:
+            change = (new - control) / abs(control)
             found.append(change if metric.lower_is_better else -change)
     return found
 
@@ -402,11 +402,14 @@ def control_point(past: Sequence[Night], decisions: Sequence[Decision]) -> Histo
         decisions: Users': what was before an accepted level, repaired, or let pass for a while, is no such run; the
             nights that were accepted are.
     """
+    held_to = [metric.name for metric in METRICS] if decisions else []
     good = (
         own
         for own in (night.own for night in reversed(past))
         if (is_good(own) or is_good_by_decision(decisions, own))
-        and (own.prefix and not own.resumed and not _is_decided(own, decisions))
+        and (own.prefix and not own.resumed)
+        and not any(is_left_out(decisions, name, own.night) for name in held_to)
+        and not any(passed_by_ended(decisions, name, own.night) for name in held_to)
     )
     points = [*itertools.islice(good, WINDOW)][::-1]
     if not points:
@@ -414,12 +417,6 @@ def control_point(past: Sequence[Night], decisions: Sequence[Decision]) -> Histo
     times = (times_worse(metric, points, metric.least(FINE_CHANGE)) for metric in METRICS)
     worst = [max(each) for each in zip(*times, strict=True)]
     return points[worst.index(min(worst))]
-
-
-def _is_decided(row: HistoryRow, decisions: Sequence[Decision]) -> bool:
-    """Whether users decided that a good run is not what some metric is held to."""
-    names = [metric.name for metric in METRICS] if decisions else []
-    return any(is_left_out(decisions, name, row.night) or passed_by_ended(decisions, name, row.night) for name in names)
 
 
 def arm_of(number: int, reference: str, on_suspects: bool = False) -> Arm:
@@ -447,10 +444,8 @@ def arm_run(run: RunSpec, base: RunRecord, number: int, on_suspects: bool = Fals
 _OF_TONIGHT = ("sbatch_args", "time_limit", "secrets")
 """What a control arm has of tonight's test."""
 
-_AS_IT_IS: Mapping[str, GitRepo] = {}
 
-
-def run_at(base: RunRecord, commits: Mapping[str, str], repos: Mapping[str, GitRepo] = _AS_IT_IS) -> RunSpec:
+def run_at(base: RunRecord, commits: Mapping[str, str], repos: Mapping[str, GitRepo] = {}) -> RunSpec:
     """A stored run once more with all of its pins, but those of other commits.
 
     Args:

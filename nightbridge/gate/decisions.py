@@ -39,9 +39,6 @@ KIND_WORDS: dict[DecisionKind, str] = {
     "baseline": "accepted as the new baseline",
 }
 
-HOLDS = frozenset({"acknowledged", "baseline"})
-"""The kinds that make a level what later nights are compared with."""
-
 
 class Withdrawal(StoredModel):
     """That a decision is withdrawn, by whom and why."""
@@ -71,7 +68,7 @@ class Decision(StoredModel):
     @property
     def holds(self) -> bool:
         """Whether its level is what nights are compared with."""
-        return self.kind in HOLDS and not self.ended
+        return self.kind != "fixed" and not self.ended
 
     def is_about(self, metric: str) -> bool:
         """Whether it says something about a metric."""
@@ -196,12 +193,9 @@ def is_left_out(decisions: Sequence[Decision], metric: str, night: str, verdict:
     """
     if verdict is VerdictStatus.SUSPICIOUS and not is_accepted(decisions, metric, night):
         return True
-    forced = in_force(decisions, metric) if decisions else ()
-    if not forced:
-        return False
-    if night < level_start(forced, metric):
-        return True
-    return any(one.kind == "fixed" and one.since <= night <= one.night for one in forced)
+    forced = in_force(decisions, metric)
+    is_fixed = any(one.kind == "fixed" and one.since <= night <= one.night for one in forced)
+    return is_fixed or night < level_start(forced, metric)
 
 
 def is_accepted(decisions: Sequence[Decision], metric: str, night: str) -> bool:

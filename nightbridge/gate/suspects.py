@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from nightbridge.errors import DamagedData, NightbridgeError
 from nightbridge.gate.decisions import Decision, as_decided
@@ -23,7 +23,7 @@ from nightbridge.gate.trend import Change, Trend, newest_facts, trends
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import changed_topology, good_runs_before, nights_of
 from nightbridge.history.reading import DUMPED
-from nightbridge.history.rows import HistoryRow, Pin, facts_of, good_for
+from nightbridge.history.rows import HistoryRow, facts_of, good_for
 from nightbridge.launch.config_container import ConfigContainer, container_differences, load_yaml
 from nightbridge.models import RangeCommit, RepositoryChange, RunRecord, Suspects, ValueChange, Verdict, VerdictStatus
 from nightbridge.models.series import NOT_IN_ARGUMENTS, NOT_IN_ENVIRONMENT, NOT_IN_OVERRIDES
@@ -40,6 +40,8 @@ NEEDS_SUSPECTS = frozenset(
     }
 )
 """Verdicts whose possible causes are listed."""
+
+_Change = TypeVar("_Change", bound=RepositoryChange)
 
 MAX_COMMITS = 200
 """Commits that a verdict names; the newest, since bisect knows the others."""
@@ -112,31 +114,23 @@ def repository_changes(
     before: HistoryRow, after: HistoryRow, commits_between: CommitsBetween
 ) -> tuple[RepositoryChange, ...]:
     """The repositories that are pinned differently in two runs, each with its commits, newest first."""
-    old = before.pins
-    return tuple(
-        _repository_change(name, old[name], new, commits_between)
-        for name, new in after.pins.items()
-        if name in old and old[name].commit != new.commit
+    both = ((name, before.pins[name], new) for name, new in after.pins.items() if name in before.pins)
+    changes = (
+        (RepositoryChange(name=name, url=new.url, before=old.commit, after=new.commit), old.url)
+        for name, old, new in both
+        if old.commit != new.commit
     )
+    return tuple(_named(change, url, commits_between) for change, url in changes)
 
 
 def with_commits(found: Sequence[Trend], commits_between: CommitsBetween) -> tuple[Trend, ...]:
     """The trends with the commits that lie between the two pins of each change, newest first."""
-    return tuple(
-        trend.model_copy(update={"changes": tuple(_named(change, commits_between) for change in trend.changes)})
-        for trend in found
-    )
 
+    def named(change: Change) -> Change:
+        suspects = (_named(pin, pin.url, commits_between) if pin.url else pin for pin in change.suspects)
+        return change.model_copy(update={"suspects": tuple(suspects)})
 
-def _named(change: Change, commits_between: CommitsBetween) -> Change:
-    suspects = []
-    for suspect in change.suspects:
-        if suspect.url:
-            old, new = (Pin(url=suspect.url, commit=commit) for commit in (suspect.before, suspect.after))
-            described = _repository_change(suspect.name, old, new, commits_between)
-            suspect = suspect.model_copy(update={"commits": described.commits, "note": described.note})
-        suspects.append(suspect)
-    return change.model_copy(update={"suspects": tuple(suspects)})
+    return tuple(trend.model_copy(update={"changes": tuple(map(named, trend.changes))}) for trend in found)
 
 
 def _change(
@@ -154,11 +148,11 @@ def _change(
     return min(began, key=lambda change: change.p_value, default=None)
 
 
-def _repository_change(name: str, old: Pin, new: Pin, commits_between: CommitsBetween) -> RepositoryChange:
-    change = RepositoryChange(name=name, url=new.url, before=old.commit, after=new.commit)
-    moved = f"the repository changed; before: {old.url}" if old.url != new.url else ""
+def _named(change: _Change, url_before: str, commits_between: CommitsBetween) -> _Change:
+    """The same with its commits, or with the reason why they are missing."""
+    moved = f"the repository changed; before: {url_before}" if url_before != change.url else ""
     try:
-        commits = tuple(reversed(commits_between(new.url, old.commit, new.commit)))
+        commits = tuple(reversed(commits_between(change.url, change.before, change.after)))
     except NightbridgeError as error:
         return change.model_copy(update={"note": moved or " ".join(str(error).split())})
     kept = _newest(commits)

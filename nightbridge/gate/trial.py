@@ -27,7 +27,6 @@ from nightbridge.models import (
     RunRecord,
     RunSpec,
     StoredModel,
-    TestDefinition,
     Verdict,
     VerdictStatus,
 )
@@ -175,7 +174,17 @@ def trial_arm(control: RunSpec, change: Change, number: int) -> RunSpec:
     """A run of a trial by its number, from 1: new, control, control, new, and so on."""
     arm = arm_of(number, control.run_key)
     run = control.model_copy(update={"repeat": number, "arm": arm})
-    return run.model_copy(update={"test": _changed(run, change)}) if arm.role == "new" else run
+    if arm.role == "control":
+        return run
+    test, repo = run.test, run.test.megatron_bridge
+    bridge = pull_request_ref(change.bridge, repo.url) if change.bridge else repo.commit
+    core = {CORE_FOLDER: pull_request_ref(change.core, repo.url)} if change.core else {}
+    changed = repo.model_copy(update={"commit": bridge, "submodules": {**repo.submodules, **core}})
+    update = {
+        "git_repos": tuple(changed if each == repo else each for each in test.git_repos),
+        "cmd_args": {**test.cmd_args, **({"container_image": change.image} if change.image else {})},
+    }
+    return run.model_copy(update={"test": test.model_copy(update=update)})
 
 
 def arm_result(run: RunSpec, verdict: Verdict, record: RunRecord | None) -> TrialArm:
@@ -247,21 +256,6 @@ def markdown(trial: Trial) -> str:
     runs = format_count(len(trial.arms), "run")
     lines += ["", f"<sub>{runs}, {trial.gpu_hours:.2f} GPU-hours; {about}</sub>", ""]
     return "\n".join(lines)
-
-
-def _changed(run: RunSpec, change: Change) -> TestDefinition:
-    """The test with what is tried."""
-    test = run.test
-    repo = test.megatron_bridge
-    bridge = pull_request_ref(change.bridge, repo.url) if change.bridge else repo.commit
-    core = {CORE_FOLDER: pull_request_ref(change.core, repo.url)} if change.core else {}
-    changed = repo.model_copy(update={"commit": bridge, "submodules": {**repo.submodules, **core}})
-    return test.model_copy(
-        update={
-            "git_repos": tuple(changed if each == repo else each for each in test.git_repos),
-            "cmd_args": {**test.cmd_args, **({"container_image": change.image} if change.image else {})},
-        }
-    )
 
 
 def _findings(arms: Sequence[TrialArm], gate: GatePolicy, noise: Mapping[str, float]) -> Iterator[Finding]:

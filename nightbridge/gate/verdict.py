@@ -23,7 +23,7 @@ gets there by itself, so a slow-down is reported every night until it is repaire
 re-runs and bisect points (`repeat`) are no part of it, nor is a run that resumed where another one had ended.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.gate.comparison import MetricResult, compare_metric, compare_with_band
@@ -250,7 +250,7 @@ def _verdict(
     if record.job.outcome is Outcome.TEARDOWN:
         reasons = (*reasons, _outcome_reason(record.job))
     missing = () if outcome_fault or short else missing_checkpoints(record)
-    reasons = (*reasons, *missing, *_resume_reasons(record), *_taint_reasons(record))
+    reasons = (*reasons, *missing, *_unlike_others(record))
 
     further = _further_runs(tonight.nights[-1]) if tonight else {}
     return Verdict(
@@ -343,7 +343,12 @@ def _moved(results: Sequence[MetricResult], tonight: Tonight | None) -> dict[str
 
 
 def _status_of(results: Sequence[MetricResult], golden: ReferenceResult | None) -> VerdictStatus:
-    seen = {result.comparison.status for result in results if _decides(result)}
+    # A metric that no run had before is measured, and no more.
+    seen = {
+        result.comparison.status
+        for result in results
+        if METRIC_BY_NAME[result.comparison.metric].always or result.comparison.status != "no_baseline"
+    }
     if golden and not golden.whole:
         seen.add("missing")
     if golden and not golden.as_good:
@@ -365,11 +370,6 @@ def _beside_golden(comparison: Comparison, golden: ReferenceResult | None) -> Co
     return comparison if own is None else comparison.model_copy(update={"golden": own})
 
 
-def _decides(result: MetricResult) -> bool:
-    """Whether a result has a part in the verdict: a metric that no run had before is measured, and no more."""
-    return METRIC_BY_NAME[result.comparison.metric].always or result.comparison.status != "no_baseline"
-
-
 def _outcome_reason(ended: Job | HistoryRow) -> str:
     _fault, words = OUTCOMES[ended.outcome]
     return f"{words}: {ended.outcome_reason}" if ended.outcome_reason else words
@@ -381,10 +381,17 @@ def _comparison_reasons(results: Sequence[MetricResult]) -> tuple[str, ...]:
     news = sorted(
         (result for result in results if result.reason), key=lambda result: order.index(result.comparison.status)
     )
-    same = {result.comparison.metric: result for result in news if _is_inverse(result, news)}
-    also = "".join(
-        f"; {METRIC_BY_NAME[name].label} {format_change(result.comparison.change)}" for name, result in same.items()
-    )
+    step_time = next((result.comparison for result in news if result.comparison.metric == "step_time"), None)
+    # What says with another number what the step time's says.
+    same = {
+        own.metric: own.change
+        for own in (result.comparison for result in news)
+        if step_time
+        and own.metric in INVERSES
+        and own.status == step_time.status
+        and abs((1 + (own.change or 0.0)) * (1 + (step_time.change or 0.0)) - 1) < SAME_FACT
+    }
+    also = "".join(f"; {METRIC_BY_NAME[name].label} {format_change(change)}" for name, change in same.items())
     reasons = tuple(
         result.reason + also * (result.comparison.metric == "step_time")
         for result in news
@@ -395,17 +402,6 @@ def _comparison_reasons(results: Sequence[MetricResult]) -> tuple[str, ...]:
     if unknown and len(unknown) == len(required):
         return (*reasons, "no earlier good run of this configuration to compare with")
     return (*reasons, *(f"no earlier good run measured {label}" for label in unknown))
-
-
-def _is_inverse(result: MetricResult, news: Sequence[MetricResult]) -> bool:
-    """Whether a result says with another number what the step time's says."""
-    own = result.comparison
-    return own.metric in INVERSES and any(
-        other.comparison.metric == "step_time"
-        and other.comparison.status == own.status
-        and abs((1 + (own.change or 0.0)) * (1 + (other.comparison.change or 0.0)) - 1) < SAME_FACT
-        for other in news
-    )
 
 
 def beside(before: HistoryRow, after: HistoryRow) -> str:
@@ -449,19 +445,15 @@ def _decided(tonight: Tonight) -> tuple[str, ...]:
     return tuple(text for text, _decision in sorted(forced.items(), key=lambda item: item[1].when))
 
 
-def _resume_reasons(record: RunRecord) -> tuple[str, ...]:
+def _unlike_others(record: RunRecord) -> Iterator[str]:
+    """What a run had that others have not, whatever it measured."""
     path = resumed_from(record.spec.test)
-    if not record.summary.start_step:  # it did not: see `plausibility`
-        return ()
-    return (f"the run resumed from {path}, where another one ended; it is not used as a baseline",) if path else ()
-
-
-def _taint_reasons(record: RunRecord) -> tuple[str, ...]:
-    if not record.tainted:
-        return ()
-    first, *others = record.tainted
-    more = f", and {len(others)} more" if others else ""
-    return (f"the checkout was modified; the tested code is unknown ({first}{more})",)
+    if path and record.summary.start_step:  # else it did not: see `plausibility`
+        yield f"the run resumed from {path}, where another one ended; it is not used as a baseline"
+    if record.tainted:
+        first, *others = record.tainted
+        more = f", and {len(others)} more" if others else ""
+        yield f"the checkout was modified; the tested code is unknown ({first}{more})"
 
 
 def _error_reasons(error: BaseException) -> tuple[str, ...]:
