@@ -62,13 +62,13 @@ def remove_canary(values: Sequence[float | None], canary: Sequence[float | None]
     """
     raw, control = np.array(values, dtype=np.float64), np.array(canary, dtype=np.float64)
     known, measured = np.isfinite(raw), np.isfinite(control)
-    if measured.sum() < 2 or known.sum() < 2:
+    both = known & measured
+    if both.sum() < 2:
         return _as_list(raw)
     at = np.arange(raw.size)
     drift = np.log(np.interp(at, at[measured], control[measured]))
     drift -= np.median(drift)
     metric = np.log(raw, where=known, out=np.full(raw.size, np.nan))
-    both = known & measured
     # Winsorised, so that a bad night does not decide the share.
     x, y = (np.clip(part, *np.quantile(part, [0.02, 0.98])) for part in (drift[both], metric[both]))
     spread = float(np.var(x))

@@ -195,6 +195,13 @@ class TestCanary:
 
         assert corrected[70] == pytest.approx(remove_canary(metric.tolist(), canary.tolist())[70], rel=0.03)
 
+    def test_a_canary_that_only_ran_in_nights_without_a_value_says_nothing(self) -> None:
+        metric = [1.0, 1.1, None, None, 1.2]
+
+        changed = remove_canary(metric, [None, None, 1.0, 1.1, None])
+
+        assert changed == pytest.approx([1.0, 1.1, math.nan, math.nan, 1.2], nan_ok=True)
+
     def test_nights_without_a_value_stay_without_one(self) -> None:
         assert math.isnan(remove_canary([1.0, None, 1.0], [1.0, 1.1, 1.0])[1])
 
