@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -159,25 +160,18 @@ def get_or_create(path: Path, kind: type[M], create: Callable[[], M]) -> M:
         DamagedData: The file cannot be read.
         TransientError: Another process held the lock for too long.
     """
-    if (found := _read_value(path, kind)) is not None:
+    advice = "If nothing that depends on it was started, remove the file; it is then created again"
+    read = partial(read_model, path, kind, what="cannot read this stored value", advice=advice)
+    if (found := read()) is not None:
         return found
     with lease(path.with_suffix(".lease")):
-        if (found := _read_value(path, kind)) is not None:
+        if (found := read()) is not None:
             return found
         made = create()
         if create_model(path, made):
             return made
         # Our lease was broken meanwhile; the first value holds.
-        return _read_value(path, kind) or made
-
-
-def _read_value(path: Path, kind: type[M]) -> M | None:
-    return read_model(
-        path,
-        kind,
-        what="cannot read this stored value",
-        advice="If nothing that depends on it was started, remove the file; it is then created again",
-    )
+        return read() or made
 
 
 def _acquire(path: Path, ttl: float, timeout: float, on_wait: Callable[[], None]) -> Lease:
