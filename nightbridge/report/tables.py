@@ -359,37 +359,32 @@ def junit_xml(
         "skipped": str(kinds.count("skipped")),
     }
     root = ElementTree.Element("testsuites", {"name": "nightbridge", **counts})
-    suite = ElementTree.SubElement(root, "testsuite", {"name": _xml_text(scenario), **counts})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": scenario, **counts})
     if written_at is not None:
         suite.set("timestamp", written_at.replace(tzinfo=None).isoformat(timespec="seconds"))
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in (("night", night), ("report", report)):
-        ElementTree.SubElement(properties, "property", {"name": name, "value": _xml_text(value)})
+        ElementTree.SubElement(properties, "property", {"name": name, "value": value})
     for verdict in gravest_first(verdicts):
         _add_case(suite, scenario, verdict)
     ElementTree.indent(root)
-    document: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
-    return document + b"\n"
+    document = _NOT_XML.sub("\ufffd", ElementTree.tostring(root, encoding="unicode"))
+    return f"<?xml version='1.0' encoding='utf-8'?>\n{document}\n".encode()
 
 
 def _add_case(suite: "Element", scenario: str, verdict: Verdict) -> None:
     from xml.etree import ElementTree
 
-    case = ElementTree.SubElement(
-        suite, "testcase", {"classname": _xml_text(f"{scenario}.{verdict.test_id}"), "name": _xml_text(verdict.run_key)}
-    )
+    names = {"classname": f"{scenario}.{verdict.test_id}", "name": verdict.run_key}
+    case = ElementTree.SubElement(suite, "testcase", names)
     kind = junit_kind(verdict.status)
-    reasons = _xml_text("\n".join(verdict.reasons))
+    reasons = "\n".join(verdict.reasons)
     if kind:
-        detail = ElementTree.SubElement(case, kind, {"message": _xml_text(short_reason(verdict))})
+        detail = ElementTree.SubElement(case, kind, {"message": short_reason(verdict)})
         if kind != "skipped":
             detail.set("type", verdict.status.value)
             detail.text = reasons
     lines = [STATUS_WORDS[verdict.status].label, reasons]
     if verdict.prefix:
-        lines.append(_xml_text(f"kept at {verdict.store_url}/{verdict.prefix}"))
+        lines.append(f"kept at {verdict.store_url}/{verdict.prefix}")
     ElementTree.SubElement(case, "system-out").text = "\n".join(line for line in lines if line)
-
-
-def _xml_text(text: str) -> str:
-    return _NOT_XML.sub("\ufffd", text)
