@@ -99,7 +99,7 @@ def check_dumped(dumped: ConfigContainer, test: TestDefinition) -> tuple[tuple[V
     """
     gpus = num_gpus(test)
     container, written = dumped, tuple(_tonight(test, dumped))
-    for override, _ in written:
+    for _, override, _ in written:
         with suppress(InvalidInput):
             container = with_overrides(container, [override])
     before = {(found.rule, found.message) for found in check_container(dumped, gpus)}
@@ -108,15 +108,11 @@ def check_dumped(dumped: ConfigContainer, test: TestDefinition) -> tuple[tuple[V
     return tuple(placed), container_differences(dumped, container)
 
 
-def _keys_of(found: Violation, written: Iterable[tuple[str, str]]) -> list[str]:
+def _keys_of(found: Violation, written: Iterable[tuple[str, str, str]]) -> list[str]:
     """The keys of a test that set what a violation of its configuration names, else of those that its rule reads."""
-    set_by = [(_path(override).replace("model.transformer.", "model."), key) for override, key in written]
+    set_by = [(path.replace("model.transformer.", "model."), key) for path, _, key in written]
     named = [key for path, key in set_by if names(found.message, path)]
     return named or [key for path, key in set_by if path in found.fields]
-
-
-def _path(override: str) -> str:
-    return override.partition("=")[0].lstrip("+~")
 
 
 def check_defaults(schema: ConfigSchema, test: TestDefinition) -> Iterator[Violation]:
@@ -127,7 +123,7 @@ def check_defaults(schema: ConfigSchema, test: TestDefinition) -> Iterator[Viola
     """
     defaults = ConfigContainer(Path("defaults"), {"model": {}, "train": {}, **schema.defaults})
     overrides = {path for _, path, _ in launcher.overrides_of(test)}
-    given = {_path(override) for override, _ in _tonight(test, defaults)}
+    given = {path for path, _, _ in _tonight(test, defaults)}
     for found in check_dumped(defaults, test)[0]:
         sections = {field.partition(".")[0] for field in found.fields}
         keys = {f"{section}.{key}" for section in sections for key in schema.defaults.get(section, ())}
@@ -142,10 +138,10 @@ def check_defaults(schema: ConfigSchema, test: TestDefinition) -> Iterator[Viola
             yield found.model_copy(update={"severity": "warning", "message": message})
 
 
-def _tonight(test: TestDefinition, dumped: ConfigContainer) -> Iterator[tuple[str, str]]:
-    """A test's overrides, then its flags, as the launcher lays them over its recipe, and the key of each."""
-    for key, _, value in launcher.overrides_of(test):
-        yield key if value is None else f"{key}={value}", f"extra_cmd_args.{key}"
+def _tonight(test: TestDefinition, dumped: ConfigContainer) -> Iterator[tuple[str, str, str]]:
+    """A test's overrides, then its flags, as the launcher lays them over its recipe: path, override, and its key."""
+    for key, path, value in launcher.overrides_of(test):
+        yield path, key if value is None else f"{key}={value}", f"extra_cmd_args.{key}"
     nested = isinstance(dumped.table["model"].get("transformer"), Mapping)
     for path, flag in launcher.SET_BY_FLAGS.items():
         given = test.cmd_args.get(flag)
@@ -153,7 +149,7 @@ def _tonight(test: TestDefinition, dumped: ConfigContainer) -> Iterator[tuple[st
             # Since v0.6.0 all of the model's fields that flags set but one are below `model.transformer`.
             is_moved = nested and flag != "seq_length"
             field = path.replace("model.", "model.transformer.", 1) if is_moved else path
-            yield f"{field}={json.dumps(given)}", f"cmd_args.{flag}"
+            yield field, f"{field}={json.dumps(given)}", f"cmd_args.{flag}"
 
 
 def errors_of(violations: Iterable[Violation]) -> tuple[Violation, ...]:
@@ -247,16 +243,12 @@ def _hidden(
 
 
 def _skipped_draws(test: TestDefinition, grid: Grid, severity: Severity) -> Iterator[Violation]:
-    if not test.drawn:
-        return
-    refusals = [grid.first_refusal(point) for point in drawn_points(test, grid)]
-    skipped: dict[str, list[tuple[Rule[RuleContext], str]]] = {}
-    for refusal in refusals:
-        if refusal is not None:
-            skipped.setdefault(refusal[0].id, []).append(refusal)
-    for refused in skipped.values():
-        rule, example = refused[0]
-        message = f"{len(refused)} of {len(refusals)} sampled points are skipped, for example: {example}"
+    refusals = [grid.first_refusal(point) for point in drawn_points(test, grid)] if test.drawn else []
+    skipped: dict[Rule[RuleContext], list[str]] = {}
+    for rule, message in filter(None, refusals):
+        skipped.setdefault(rule, []).append(message)
+    for rule, messages in skipped.items():
+        message = f"{len(messages)} of {len(refusals)} sampled points are skipped, for example: {messages[0]}"
         yield with_places(rule.violation(message, severity), test, test.source)
 
 
@@ -267,28 +259,20 @@ def _walked(expansion: Expansion) -> str:
 
 
 def _too_many(test: TestDefinition, expansion: Expansion) -> Iterator[Violation]:
-    if test.sweep.method == "grid" and (expansion.valid > MAX_RUNS or expansion.walked < expansion.points):
-        yield Violation(
-            rule="sweep-size",
-            severity="error",
-            fields=tuple(axis.field for axis in test.axes),
-            message=(
-                f"{expansion.valid} of {_walked(expansion)} of the sweep are valid, and a night runs at most "
-                f'{MAX_RUNS} of a test; write fewer values, or [sweep] method = "random" and points'
-            ),
-        )
-        return
+    swept = tuple(axis.field for axis in test.axes)
     points = min(expansion.valid, test.sweep.points) if test.sweep.method == "random" else expansion.valid
-    if points * test.iterations > MAX_REPEATED:
-        yield Violation(
-            rule="sweep-size",
-            severity="error",
-            fields=("iterations", *(axis.field for axis in test.axes)),
-            message=(
-                f"{points} points of the sweep and iterations = {test.iterations} are {points * test.iterations:,} "
-                f"runs, and a night runs a test at most {MAX_REPEATED:,} times; lower iterations, or write fewer values"
-            ),
+    if test.sweep.method == "grid" and (expansion.valid > MAX_RUNS or expansion.walked < expansion.points):
+        message = (
+            f"{expansion.valid} of {_walked(expansion)} of the sweep are valid, and a night runs at most "
+            f'{MAX_RUNS} of a test; write fewer values, or [sweep] method = "random" and points'
         )
+        yield Violation(rule="sweep-size", fields=swept, message=message)
+    elif points * test.iterations > MAX_REPEATED:
+        message = (
+            f"{points} points of the sweep and iterations = {test.iterations} are {points * test.iterations:,} "
+            f"runs, and a night runs a test at most {MAX_REPEATED:,} times; lower iterations, or write fewer values"
+        )
+        yield Violation(rule="sweep-size", fields=("iterations", *swept), message=message)
 
 
 def check_scenario(scenario: Scenario, limits: ClusterLimits | None = None) -> Scenario:

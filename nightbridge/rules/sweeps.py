@@ -146,13 +146,20 @@ class Grid:
         dice = random.Random(seed)
         tried: set[int] = set()
         found: dict[int, Point] = {}
-        for _ in range(_MIN_TRIES + _TRIES_PER_POINT * count):
+        for _ in range(0 if self._refused_at_once else _MIN_TRIES + _TRIES_PER_POINT * count):
             if len(found) == count or len(tried) == self.size:
                 break
             index = dice.randrange(self.size)
             if index not in tried:
                 tried.add(index)
-                if self._is_valid(chosen := self._chosen(index)):
+                chosen = [
+                    index // below % len(axis.values) for below, axis in zip(self._below, self._axes, strict=True)
+                ]
+                if all(
+                    question.taken(chosen) >> value & 1
+                    for value, questions in zip(chosen, self._questions, strict=True)
+                    for question in questions
+                ):
                     found[index] = self._point(dict(enumerate(chosen)))
         return tuple(found[index] for index in sorted(found))
 
@@ -226,16 +233,6 @@ class Grid:
             else:
                 chosen[depth] = index
                 yield from self._outcomes_below(depth + 1, chosen, point)
-
-    def _chosen(self, index: int) -> list[int]:
-        return [index // below % len(axis.values) for below, axis in zip(self._below, self._axes, strict=True)]
-
-    def _is_valid(self, chosen: Sequence[int]) -> bool:
-        return not self._refused_at_once and all(
-            question.taken(chosen) >> chosen[depth] & 1
-            for depth, questions in enumerate(self._questions)
-            for question in questions
-        )
 
 
 def expansion_of(grid: Grid, most: int | None = None) -> Expansion:
