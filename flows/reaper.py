@@ -10,7 +10,7 @@ not answer.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -28,8 +28,9 @@ from prefect.states import Cancelled, Crashed, Scheduled
 
 from nightbridge.blocks import site_of
 from nightbridge.errors import NightbridgeError
-from nightbridge.flows.final_states import NIGHTLY, TAG
+from nightbridge.flows.final_states import TAG
 from nightbridge.nights.liveness import SILENCE_SECONDS, LastSign, last_sign
+from nightbridge.nights.prefect_api import FLOW
 from nightbridge.tasks.night import RESUMING, plan_of, workspace_of
 
 MAX_RESUMES = 3
@@ -40,7 +41,7 @@ SUSPECT_LABEL = "nightbridge.suspected_at"
 """Label of a flow run that was found without a process, by its heartbeats: when, in seconds since 1970."""
 
 DOUBT_LABEL = "nightbridge.doubt"
-"""Label of a flow run of which something cannot be known: what the log has said of it."""
+"""Label of a flow run that stays as it is, or of which something cannot be known: what the log has said of it."""
 
 _STARTED = [StateType.PENDING, StateType.RUNNING]
 _UNFINISHED = [kind for kind in StateType if kind not in TERMINAL_STATES]
@@ -83,15 +84,18 @@ def reaper(
     """
     patience = Patience(silence, start_up, no_heartbeat, second_look, last_word)
     with get_client(sync_client=True) as client:
-        crashed = _reported_as_crashed(client, patience)
-        for run in crashed:
+        crashed = _ended_of_late(client, StateType.CRASHED, patience)
+        # A worker reports a crash twice, some seconds apart: the second report would end a flow run started in between.
+        for run in [each for each in crashed if not _lives(_sign_of(client, each), patience)]:
             _end_children(client, run.id, Crashed(message="The flow run that started it crashed"))
             _resume(client, run)
         for run in _ended_of_late(client, StateType.CANCELLED, patience):
             _finish_cancellation(client, run)
-        for one in _gone_in_both_looks(client, patience):
-            _crash(client, one)
-            _resume(client, one.run)
+        for run, message, _ in _gone_in_both_looks(client, patience):
+            _end_children(client, run.id, Crashed(message=message))
+            client.set_flow_run_state(run.id, Crashed(message=message))
+            get_run_logger().warning("%s (%s): crashed. %s", run.name, run.id, message)
+            _resume(client, run)
 
 
 def _gone_in_both_looks(client: SyncPrefectClient, patience: Patience) -> Iterator[Gone]:
@@ -137,10 +141,13 @@ def _if_gone(client: SyncPrefectClient, run: FlowRun, patience: Patience) -> Gon
     assert run.state is not None  # it was found by its state
     age = (now - run.state.timestamp).total_seconds()
     sign = _sign_of(client, run)
-    if sign and sign.is_of_the_living(patience.silence):
+    if _lives(sign, patience):
         return None
     if sign and sign.silent_for < age:
-        return _gone_by_file(run, sign, now)
+        who = f"host {sign.holder.host}, process {sign.holder.pid}, " if sign.holder else ""
+        at = now - timedelta(seconds=sign.silent_for)
+        message = f"The flow's process is gone: {who}last sign of life {at:%Y-%m-%d %H:%M:%S} UTC"
+        return Gone(run=run, message=message, by_file=True)
     # No sign, or one from before the flow run was started again: its process has not come as far, or has ended it.
     if run.state.is_pending():
         overdue = age > patience.start_up
@@ -152,11 +159,8 @@ def _if_gone(client: SyncPrefectClient, run: FlowRun, patience: Patience) -> Gon
     return Gone(run=run, message=message, by_file=False)
 
 
-def _gone_by_file(run: FlowRun, sign: LastSign, now: datetime) -> Gone:
-    who = f"host {sign.holder.host}, process {sign.holder.pid}, " if sign.holder else ""
-    at = now - timedelta(seconds=sign.silent_for)
-    message = f"The flow's process is gone: {who}last sign of life {at:%Y-%m-%d %H:%M:%S} UTC"
-    return Gone(run=run, message=message, by_file=True)
+def _lives(sign: LastSign | None, patience: Patience) -> bool:
+    return sign is not None and sign.is_of_the_living(patience.silence)
 
 
 def _sign_of(client: SyncPrefectClient, run: FlowRun) -> LastSign | None:
@@ -169,7 +173,7 @@ def _sign_of(client: SyncPrefectClient, run: FlowRun) -> LastSign | None:
 
 
 def _say_once(client: SyncPrefectClient, run: FlowRun, doubt: str) -> None:
-    """Warn of what cannot be known of a flow run, and not every five minutes again: once, until it is another doubt."""
+    """Warn of a flow run, and not every five minutes again: once, until there is something else to say of it."""
     if run.labels.get(DOUBT_LABEL) != doubt:
         get_run_logger().warning("%s (%s): %s", run.name, run.id, doubt)
         client.update_flow_run_labels(run.id, {DOUBT_LABEL: doubt})
@@ -184,15 +188,6 @@ def _has_heartbeat(client: SyncPrefectClient, run: FlowRun, now: datetime, secon
         }
     )
     return client.read_events(filter=wanted, limit=1).total > 0
-
-
-def _reported_as_crashed(client: SyncPrefectClient, patience: Patience) -> list[FlowRun]:
-    """The flow runs that crashed of late, as their workers report, and whose process does not live after all.
-
-    A worker reports a crash twice, some seconds apart: the second report would end a flow run started in between.
-    """
-    runs = _ended_of_late(client, StateType.CRASHED, patience)
-    return [run for run in runs if not ((sign := _sign_of(client, run)) and sign.is_of_the_living(patience.silence))]
 
 
 def _ended_of_late(client: SyncPrefectClient, kind: StateType, patience: Patience) -> list[FlowRun]:
@@ -220,7 +215,9 @@ def _finish_cancellation(client: SyncPrefectClient, run: FlowRun) -> None:
             if noted_searches(run, site):
                 cancel_searches(run, site)
             return
-        if is_recorded(plan, max(_starts(client, run), default=plan.start.begun_at)):
+        states = client.read_flow_run_states(run.id)
+        starts = (state.timestamp for state in states if state.type is StateType.RUNNING)
+        if is_recorded(plan, max(starts, default=plan.start.begun_at)):
             return
     except NightbridgeError as error:
         _say_once(client, run, f"whether its jobs are cancelled is not known: {error}")
@@ -231,38 +228,22 @@ def _finish_cancellation(client: SyncPrefectClient, run: FlowRun) -> None:
     _end_children(client, run.id, Cancelled(message="The night was cancelled"))
 
 
-def _starts(client: SyncPrefectClient, run: FlowRun) -> list[datetime]:
-    states = client.read_flow_run_states(run.id)
-    return [state.timestamp for state in states if state.type is StateType.RUNNING]
-
-
 def _resume(client: SyncPrefectClient, run: FlowRun) -> None:
     """Start a crashed night again, up to `MAX_RESUMES` times, unless a person cancelled it."""
-    if run.deployment_id is None or client.read_flow(run.flow_id).name != NIGHTLY:
+    if run.deployment_id is None or client.read_flow(run.flow_id).name != FLOW:
         return
     states = sorted(client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
-    if _was_cancelled(states):
+    ends = [state.type for state in states if state.type in (*_STARTED, StateType.CANCELLING, StateType.CANCELLED)]
+    if ends and ends[-1] not in _STARTED:  # a person cancelled it since it was last started
         return
     # A person's resumption after a suspension has the same name.
     times = 1 + sum(after.name == RESUMING and before.is_crashed() for before, after in pairwise(states))
     if times > MAX_RESUMES:
-        get_run_logger().warning("%s (%s): crashed once more, and stays as it is", run.name, run.id)
+        _say_once(client, run, "crashed once more, and stays as it is")
         return
     message = f"Its process was gone; it is resumed, {times} of at most {MAX_RESUMES} times"
     client.set_flow_run_state(run.id, Scheduled(name=RESUMING, message=message))
     get_run_logger().warning("%s (%s): started again. %s", run.name, run.id, message)
-
-
-def _was_cancelled(states: Sequence[State[Any]]) -> bool:
-    """Whether a person cancelled the flow run since it was last started."""
-    ends = [state.type for state in states if state.type in (*_STARTED, StateType.CANCELLING, StateType.CANCELLED)]
-    return bool(ends) and ends[-1] not in _STARTED
-
-
-def _crash(client: SyncPrefectClient, gone: Gone) -> None:
-    _end_children(client, gone.run.id, Crashed(message=gone.message))
-    client.set_flow_run_state(gone.run.id, Crashed(message=gone.message))
-    get_run_logger().warning("%s (%s): crashed. %s", gone.run.name, gone.run.id, gone.message)
 
 
 def _end_children(client: SyncPrefectClient, flow_run: UUID, state: State[Any]) -> None:
