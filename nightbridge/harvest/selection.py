@@ -147,7 +147,10 @@ def older_in_place_of(
     taken = set(tried)
     found: list[Unit | LeftOut] = []
     for path in refused:
-        for checkpoint in _complete_before(output, path):
+        bad = {each.path.parent: each.iteration for each in output.checkpoints if stored_path(output, each) == path}
+        complete = (each for each in output.checkpoints if each.state is CheckpointState.COMPLETE)
+        older = (each for each in complete if each.iteration < bad.get(each.path.parent, 0))
+        for checkpoint in sorted(older, key=lambda checkpoint: checkpoint.iteration, reverse=True):
             if stored_path(output, checkpoint) in taken:
                 continue
             taken.add(stored_path(output, checkpoint))
@@ -158,24 +161,8 @@ def older_in_place_of(
     return units, tuple(each for each in found if isinstance(each, LeftOut))
 
 
-def _complete_before(output: RunOutput, path: str) -> list[Checkpoint]:
-    """The complete checkpoints in the folder of the one that is stored under a path, and older; the newest first."""
-    older = [
-        each
-        for refused in output.checkpoints
-        if stored_path(output, refused) == path
-        for each in output.checkpoints
-        if each.path.parent == refused.path.parent and each.iteration < refused.iteration
-    ]
-    complete = (each for each in older if each.state is CheckpointState.COMPLETE)
-    return sorted(complete, key=lambda checkpoint: checkpoint.iteration, reverse=True)
-
-
 def _checkpoint_unit(output: RunOutput, checkpoint: Checkpoint, load_with: str | None) -> Unit | LeftOut:
-    """A checkpoint with what its bytes are checked by while they are sent, and what it is once all of them agree.
-
-    Or why it is not stored.
-    """
+    """A checkpoint with what its bytes are checked by while they are sent, and what it is then; or why it stays out."""
     path, below = stored_path(output, checkpoint), _folder_of(output, checkpoint.path)
     try:
         files = tuple(_files_of(checkpoint, path))
