@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from nightbridge.errors import DamagedData, InvalidInput, TransientError
-from nightbridge.files import copy_regular, unless_away
+from nightbridge.files import copy_regular, reading
 from nightbridge.harvest.manifest import MANIFEST, LeftOut
 from nightbridge.masking import copy_masked
 from nightbridge.models import Checkpoint, Model, StoredFile
@@ -121,14 +121,9 @@ def upload(
 
 
 def _stamp_of(file: LocalFile) -> Stamp:
-    try:
-        checked_key(file.path)
+    checked_key(file.path)
+    with reading(Path(file.source)):
         status = os.lstat(file.source)
-    except InvalidInput as error:
-        raise DamagedData(error.what) from error
-    except OSError as error:
-        unless_away(error, Path(file.source))
-        raise DamagedData(f"cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
         raise DamagedData("not a regular file")
     return Stamp.of(status)
@@ -158,7 +153,7 @@ class _Sender:
         for number, file in enumerate(self.files):
             try:
                 self._stamps.extend(_stamp_of(file))
-            except DamagedData as error:
+            except (DamagedData, InvalidInput) as error:
                 self._stamps.extend(Stamp(0, 0, 0))
                 self._unreadable[number] = error.what
         self.meter = Meter("sending", self._stamps[::3], on_progress)
