@@ -64,11 +64,9 @@ def _entry_toml(test: TestDefinition) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _assignments(table: Mapping[str, Any]) -> Iterable[str]:
-    return (
-        f"{key if key.isidentifier() and key.isascii() else _quoted(key)} = {toml_value(value)}"
-        for key, value in table.items()
-    )
+def _assignments(table: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in table.items():
+        yield f"{key if re.fullmatch(r'[A-Za-z0-9_-]+', key) else _quoted(key)} = {toml_value(value)}"
 
 
 def _keys(test: TestDefinition) -> dict[str, Any]:
@@ -258,4 +256,4 @@ def _text_where_asked(key: str, value: Any) -> Any:
 def _table(name: str, values: Mapping[str, Any]) -> Iterator[str]:
     if values:
         yield from ("", f"[{name}]")
-        yield from (f"{key} = {toml_value(value)}" for key, value in values.items())
+        yield from _assignments(values)

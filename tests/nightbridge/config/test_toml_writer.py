@@ -191,6 +191,13 @@ def test_an_option_that_the_test_cannot_keep_is_told(tmp_path: Path) -> None:
     assert compared.only_script == ()
 
 
+def test_an_option_with_a_dot_in_its_name_is_one_key(tmp_path: Path) -> None:
+    target, compared = imported(tmp_path, SCRIPT.replace("--log-interval 1", "--log-interval 1 --vision.depth 4"))
+
+    assert load(target).tests[0].extra_cmd_args["vision.depth"] == "4"
+    assert (compared.only_script, compared.different) == ((), ())
+
+
 def test_a_script_of_another_program_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"starts examples/mimo/train.py, which has no two grids"):
         imported(tmp_path, SCRIPT.replace("pretrain_mimo", "train"))
