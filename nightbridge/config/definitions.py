@@ -65,8 +65,12 @@ def define_test(
     hetero = source.table.get("test_template_name") == HETERO_MIMO
     arguments = read_hetero_arguments(findings) if hetero else read_arguments(findings, choice)
     if table is not None:
-        if not hetero:
-            _check_bridge(table, findings)
+        if not (hetero or any(repo.launcher is not None or repo.is_megatron_bridge for repo in table.git_repos)):
+            findings.problem(
+                ("git_repos",),
+                "does not name Megatron-Bridge: write a url that contains Megatron-Bridge, "
+                f"mount_as = {MOUNT_POINT!r}, or launcher with the path of its setup_experiment.py, and its commit",
+            )
         shows_secrets = _check_secrets(table, findings)
         sbatch_args = (*_node_options(table, findings), *sbatch_options(table.extra_srun_args, findings))
         check_options(sbatch_args, ("extra_srun_args",), findings)
@@ -128,16 +132,6 @@ def _without_oversized_checkpoint(test: TestDefinition, table: TestTable, findin
     return test.model_copy(update={"harvest": test.harvest.model_copy(update={"checkpoint": "none"})})
 
 
-def _check_bridge(table: TestTable, findings: Findings) -> None:
-    if any(repo.launcher is not None or repo.is_megatron_bridge for repo in table.git_repos):
-        return
-    findings.problem(
-        ("git_repos",),
-        f"does not name Megatron-Bridge: write a url that contains Megatron-Bridge, mount_as = {MOUNT_POINT!r}, or "
-        "launcher with the path of its setup_experiment.py, and its commit",
-    )
-
-
 def _repositories(table: TestTable) -> dict[KeyPath, GitRepo]:
     """All repositories that a test names, by their position in its file."""
     named: dict[KeyPath, GitRepo] = {("git_repos", index): repo for index, repo in enumerate(table.git_repos)}
@@ -175,8 +169,10 @@ def _check_secrets(table: TestTable, findings: Findings) -> bool:
 
 def _gate(table: TestTable, file: str, findings: Findings) -> GatePolicy:
     """The gate with its golden file as an absolute path; a relative one is resolved against the test's directory."""
-    if table.canary:
-        _check_canary(table, findings)
+    # A canary must not move: it shows the drift of the cluster alone.
+    for at, repo in _repositories(table).items() if table.canary else ():
+        if not re.fullmatch(r"[0-9a-f]{40}", repo.commit):
+            findings.problem((*at, "commit"), "may move, and a canary needs fixed pins; write the full commit")
     gate = table.gate
     if gate.confirm is not None:
         findings.warn(
@@ -205,13 +201,6 @@ def _golden_fault(path: Path) -> str:
     except (ValueError, RecursionError) as error:
         return f"is not JSON ({error}): {path}; record the golden values again"
     return "" if isinstance(content, dict) and content else f"contains no golden values: {path}"
-
-
-def _check_canary(table: TestTable, findings: Findings) -> None:
-    """A canary must not move: it shows the drift of the cluster alone."""
-    for path, repo in _repositories(table).items():
-        if not re.fullmatch(r"[0-9a-f]{40}", repo.commit):
-            findings.problem((*path, "commit"), "may move, and a canary needs fixed pins; write the full commit")
 
 
 def _node_options(table: TestTable, findings: Findings) -> tuple[str, ...]:

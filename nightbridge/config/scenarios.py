@@ -341,13 +341,13 @@ class _Library:
 
     def _read(self, directories: Iterable[Path]) -> dict[str, list[Document]]:
         tests: dict[str, list[Document]] = {}
-        for path in dict.fromkeys(
-            path.resolve() for directory in directories for path in sorted(directory.glob("*.toml"))
-        ):
+        here = Path.cwd()
+        paths = (path.resolve() for directory in directories for path in sorted(directory.glob("*.toml")))
+        for path in dict.fromkeys(paths):
             if path == self._scenario.resolve():
                 continue
             try:
-                document = read_document(_relative(path))
+                document = read_document(path.relative_to(here) if path.is_relative_to(here) else path)
             except InvalidInput as error:
                 self._unread.append(error.happened)
                 continue
@@ -355,12 +355,6 @@ class _Library:
             if isinstance(name, str) and "Tests" not in document.table and "cmd_args" in document.table:
                 tests.setdefault(name.strip(), []).append(document)
         return tests
-
-
-def _relative(path: Path) -> Path:
-    """The path relative to the current directory, where it is below."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def dependency_problems(document: Document, entries: Sequence[Mapping[str, Any]]) -> list[Violation]:
@@ -372,12 +366,16 @@ def dependency_problems(document: Document, entries: Sequence[Mapping[str, Any]]
     problems = []
     graph: dict[str, set[str]] = {}
     for index, (test_id, entry) in enumerate(zip(ids, entries, strict=True)):
-        for number, named in _named(entry):
-            if named not in ids:
+        dependencies = entry.get("dependencies")
+        for number, dependency in enumerate(dependencies if isinstance(dependencies, list) else ()):
+            named = dependency.get("id") if isinstance(dependency, Mapping) else None
+            if not isinstance(named, str):
+                continue
+            if (named := named.strip()) in ids:
+                graph.setdefault(test_id, set()).add(named)
+            else:
                 path = ("Tests", index, "dependencies", number, "id")
                 problems.append(_problem(document, path, f"no test has the id {named!r}{meant(named, ids)}"))
-            else:
-                graph.setdefault(test_id, set()).add(named)
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -400,11 +398,3 @@ def in_order(tests: Sequence[TestDefinition]) -> Iterator[TestDefinition]:
 
     for test in tests:
         yield from with_those_before(test)
-
-
-def _named(entry: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """The position of each dependency of an entry, and the test that it names."""
-    dependencies = entry.get("dependencies")
-    for number, dependency in enumerate(dependencies if isinstance(dependencies, list) else ()):
-        if isinstance(dependency, Mapping) and isinstance(dependency.get("id"), str):
-            yield number, dependency["id"].strip()

@@ -149,12 +149,12 @@ def plain_site(choice: SiteChoice) -> tuple[Site, tuple[str, ...]] | None:
         InvalidInput: A file cannot be read or something in it is wrong.
     """
     system, cluster, store = choice.system, choice.cluster, choice.store
-    if (system and not _is_file_name(system)) or (store and "://" not in store):
+    if (system and not system.endswith(".toml")) or (store and "://" not in store):
         return None
     site, warnings = load_site(Path(system)) if system else (Site(), ())
     changes: dict[str, Any] = {"workspace": (choice.workspace or site.workspace).absolute()}
     if cluster and not is_called(cluster, site.cluster):
-        if _is_file_name(cluster):
+        if cluster.endswith(".toml"):
             other, more = load_site(Path(cluster))
             changes["cluster"], warnings = other.cluster, (*warnings, *more)
         elif cluster in PLAIN_CLUSTERS:
@@ -204,10 +204,6 @@ def beside(other: ClusterSettings, own: ClusterSettings) -> ClusterSettings:
     """A cluster in place of a site's own, never under its name: nights, series and turns go by that alone."""
     is_twice = other.kind == "local" != own.kind and other.name == own.name
     return other.model_copy(update={"name": THIS_MACHINE}) if is_twice else other
-
-
-def _is_file_name(name: str) -> bool:
-    return name.endswith(".toml")
 
 
 def _cloudai_site(document: Document, findings: Findings) -> dict[str, Any]:
