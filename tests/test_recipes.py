@@ -22,7 +22,8 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        shutil.copytree(ROOT / "nightbridge", folder / "nightbridge", ignore=shutil.ignore_patterns("__pycache__"))
+        # With what is compiled, except for what is being written.
+        shutil.copytree(ROOT / "nightbridge", folder / "nightbridge", ignore=shutil.ignore_patterns("*.pyc.*"))
 
     def add(self, module: str, text: str) -> None:
         """Add a module, or lines at the end of one."""
