@@ -41,17 +41,23 @@ class Api(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Api]]:
-    monkeypatch.setenv("NIGHTBRIDGE_RETRY_DELAY", "0.05")
-    Api.answers, Api.bodies = [], []
+@pytest.fixture(scope="module")
+def listening() -> Iterator[None]:
+    """One server for all, as each change of Prefect's settings takes a tenth of a second of a core."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/api"
     with temporary_settings({PREFECT_API_URL: url, PREFECT_CLIENT_MAX_RETRIES: 0}):
-        yield Api
+        yield
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def api(listening: None, monkeypatch: pytest.MonkeyPatch) -> type[Api]:
+    monkeypatch.setenv("NIGHTBRIDGE_RETRY_DELAY", "0.05")
+    Api.answers, Api.bodies = [], []
+    return Api
 
 
 def ask() -> None:

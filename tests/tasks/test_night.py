@@ -1,12 +1,14 @@
 """Which night a scheduled flow run belongs to, by the schedules of its deployment, and when it was last retried."""
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
 from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, State, StateType
@@ -38,6 +40,14 @@ from nightbridge.tasks.night import (
 from tests.builders import make_test
 
 BERLIN = "Europe/Berlin"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _time_zones_listed_once() -> Iterator[None]:
+    """Prefect looks for all zones of this machine for each schedule, in a fiftieth of a second of a core."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("prefect.types._datetime.available_timezones", cache(available_timezones))
+        yield
 
 
 def schedule(cron: str, timezone: str = BERLIN) -> DeploymentSchedule:
