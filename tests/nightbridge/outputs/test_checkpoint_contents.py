@@ -67,11 +67,12 @@ def test_what_torch_wrote_is_verified_or_says_what_has_no_checksum(saved: Path, 
 
 @pytest.mark.parametrize("layout", HARMFUL)
 def test_a_flipped_bit_that_torch_loads_wrong_or_not_at_all_is_damage(copy: Any, layout: str) -> None:
+    root = copy(layout)
     for name, bit in HARMFUL[layout]:
-        root = copy(layout)
         flip(root / name, bit)
         state, _ = checkpoint_state(folder_of(root))
         assert state is CheckpointState.DAMAGED, (name, bit)
+        flip(root / name, bit)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -95,13 +96,14 @@ def test_a_file_that_is_cut_off_lost_or_full_of_zeros_is_never_part_of_a_verifie
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_flip_ends_in_a_state_and_never_in_an_error(saved: Path, copy: Any, layout: str) -> None:
-    chance = random.Random(5)
-    files = [path for path in sorted((saved / layout).rglob("*")) if path.is_file()]
+    chance, root = random.Random(5), copy(layout)
+    files = [path for path in sorted(root.rglob("*")) if path.is_file()]
     for _ in range(30):
         path = chance.choice(files)
-        root = copy(layout)
-        flip(root / path.relative_to(saved / layout), chance.randrange(path.stat().st_size * 8))
+        bit = chance.randrange(path.stat().st_size * 8)
+        flip(path, bit)
         assert checkpoint_state(folder_of(root))[0] in CheckpointState
+        flip(path, bit)
 
 
 def _save(folder: Path) -> Path:
