@@ -73,8 +73,13 @@ def notification_blocks(site: Site) -> dict[str, Block]:
     Raises:
         InvalidInput: A secret of `[notify]` is not where it refers to, or is no URL.
     """
-    found = _notification_blocks(site.notify)
-    return {f"{slug(site.cluster.name)}-{channel}": block for channel, block in found if block is not None}
+    settings, cluster = site.notify, slug(site.cluster.name)
+    found: dict[str, Block] = {}
+    if settings.smtp_host:
+        found[f"{cluster}-mail"] = MailNotification(url=SecretStr(_mail_url(settings)))
+    if settings.webhook is not None:
+        found[f"{cluster}-webhook"] = _webhook(resolve_secret(settings.webhook, block_value).strip())
+    return found
 
 
 def make_automations(client: SyncPrefectClient, cluster: str, recipients: Mapping[str, Block]) -> Iterator[str]:
@@ -126,14 +131,8 @@ def _trigger(reported: _Reported, cluster: str) -> EventTrigger:
     )
 
 
-def _notification_blocks(settings: NotifySettings) -> Iterator[tuple[str, Block | None]]:
-    yield "mail", MailNotification(url=SecretStr(_mail_url(settings))) if settings.smtp_host else None
-    if settings.webhook is not None:
-        url = resolve_secret(settings.webhook, block_value).strip()
-        yield "webhook", _webhook(url, host_of(url).partition(":")[0])
-
-
-def _webhook(url: str, host: str) -> Block:
+def _webhook(url: str) -> Block:
+    host = host_of(url).partition(":")[0]
     if host == "hooks.slack.com":
         return SlackWebhook(url=SecretStr(url))
     if is_teams(host):

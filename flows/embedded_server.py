@@ -6,7 +6,6 @@ terminal, and it ends with this process, however that ends.
 """
 
 import atexit
-import logging
 import os
 import re
 import socket
@@ -47,11 +46,8 @@ _ENVIRONMENT = {
 }
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    return "temporary server" not in record.getMessage()
-
-
-subprocess_server_logger.addFilter(_is_news)  # the logger is Prefect's own: start and end of a server are no news
+# The logger is Prefect's own: start and end of a server are no news.
+subprocess_server_logger.addFilter(lambda record: "temporary server" not in record.getMessage())
 
 
 def refuse_newer_database() -> None:
