@@ -161,7 +161,7 @@ def _under_way(
 
 def _progress(job: Submission) -> dict[str, Any]:
     """What the newest log of a running job says; nothing of one that cannot be read, which its state survives."""
-    from nightbridge.outputs.following import progress_in_log
+    from nightbridge.outputs.logs import progress_in_log
 
     logs = sorted(job.experiment_dir.glob(LOGS), key=lambda path: path.name)
     try:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy as np
+
 from nightbridge.models import Life
 from nightbridge.models.metrics import METRIC_BY_NAME, METRICS, Metric, Reduction
 from nightbridge.outputs.event_files import last_samples, read_event_files, scalar_table
@@ -115,8 +117,6 @@ class Curves:
         Those that the log counts as skipped are left out: they have no gradient norm, and `gate.skipped_iterations`
         limits them.
         """
-        import numpy as np
-
         finite = np.isfinite(self.steps["loss"])
         if (self.table["tag"] == STEP_COLUMNS["grad_norm"].tag).any():
             finite &= np.isfinite(self.steps["grad_norm"])
@@ -220,8 +220,6 @@ def _life_rows(records: Sequence[StepRecord]) -> list[tuple[int, float, str, int
 
 def _lives(rows: "pd.DataFrame") -> tuple[Life, ...]:
     """Split iterations, in the order of writing, where a file or session begins, or the step does not grow."""
-    import numpy as np
-
     if not len(rows):
         return ()
     steps, values, files = (rows[name].to_numpy() for name in ("step", "value", "file"))
@@ -304,8 +302,6 @@ def value_of(metric: Metric, curves: Curves, steady: "pd.DataFrame") -> float | 
 
     A median is taken of the steady window; the other reductions take all steps.
     """
-    import numpy as np
-
     recorded = curves.rows_of(metric.tag)
     if metric.reduce == "median":
         recorded = recorded[recorded["step"].isin(steady.index)]

@@ -14,11 +14,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
+import numpy as np
 from pydantic import Field
 
 from nightbridge.errors import DamagedData
 from nightbridge.files import CHUNK, open_regular, reading, unless_away, walk
 from nightbridge.models import Model
+from nightbridge.outputs import event_blocks
 from nightbridge.outputs.event_decoder import (
     FOOTER_SIZE,
     HEADER_SIZE,
@@ -29,7 +31,6 @@ from nightbridge.outputs.event_decoder import (
 from nightbridge.outputs.reader_process import read_in_child
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
     from numpy.typing import NDArray
 
@@ -129,12 +130,9 @@ def read_on(stream: BinaryIO, total: int, columns: Columns, offset: int = 0) -> 
     Raises:
         RecordsEnd: The walk ended at a record that is cut off or damaged.
     """
-    # Imports numpy, which the start of the command line does not need.
-    from nightbridge.outputs.event_blocks import BLOCK, add_block
-
     while offset < total:
         stream.seek(offset)
-        size = add_block(stream.read(min(BLOCK, total - offset)), columns)
+        size = event_blocks.add_block(stream.read(min(event_blocks.BLOCK, total - offset)), columns)
         if not size:
             stream.seek(offset)
             record = next_record(stream, total, offset)
@@ -225,10 +223,7 @@ def scalar_table(files: Sequence[EventFile]) -> "pd.DataFrame":
     (True for what a restarted run has done again or thrown away: see `done_again` and `_sessions`), session (how many
     `SessionLog.START` stand before it).
     """
-    import numpy as np
     import pandas as pd
-
-    from nightbridge.outputs.event_blocks import done_again
 
     if not any(map(len, files)):
         return empty_table()
@@ -246,7 +241,7 @@ def scalar_table(files: Sequence[EventFile]) -> "pd.DataFrame":
     table["superseded"], table["session"] = _sessions(files, table["step"].to_numpy())
     if (table["tag"] < 0).any():
         table = table[table["tag"] >= 0].reset_index(drop=True)
-    table["superseded"] |= done_again(table["tag"].to_numpy(), table["step"].to_numpy())
+    table["superseded"] |= event_blocks.done_again(table["tag"].to_numpy(), table["step"].to_numpy())
     for column, words in (("tag", tags), ("file", [file.path.name for file in files])):
         table[column] = pd.Series(words, dtype="str").take(table[column].to_numpy()).array
     return table
@@ -257,8 +252,6 @@ def last_samples(files: Sequence[EventFile]) -> tuple[int, int] | None:
 
     A curve over samples has them where others have the iteration, so that no table of iterations can hold it.
     """
-    import numpy as np
-
     for file in reversed(files):
         loss = [number for number, name in enumerate(file.names) if canonical_tag(name) == _LOSS]
         over = [number for number, name in enumerate(file.names) if _LOSS_OVER_SAMPLES.fullmatch(name)]
@@ -272,8 +265,6 @@ def last_samples(files: Sequence[EventFile]) -> tuple[int, int] | None:
 
 def _tag_numbers(file: EventFile, tags: Sequence[str]) -> "NDArray[np.int32]":
     """For each row of a file the number of its canonical tag in `tags`, -1 where it has none."""
-    import numpy as np
-
     number_of = {tag: number for number, tag in enumerate(tags)}
     canonical = [-1 if (tag := canonical_tag(name)) is None else number_of[tag] for name in file.names]
     numbers: NDArray[np.int32] = np.array(canonical, dtype=np.int32)[np.frombuffer(file.tag_numbers, dtype=np.int32)]
@@ -281,8 +272,6 @@ def _tag_numbers(file: EventFile, tags: Sequence[str]) -> "NDArray[np.int32]":
 
 
 def _joined(parts: "Sequence[NDArray[Any]]") -> "NDArray[Any]":
-    import numpy as np
-
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -299,8 +288,6 @@ def _sessions(files: Sequence[EventFile], steps: "NDArray[np.int64]") -> "tuple[
 
     So does TensorBoard's `EventAccumulator`, and so `purge_step` of PyTorch's `SummaryWriter` is meant.
     """
-    import numpy as np
-
     begins = itertools.accumulate((len(file) for file in files), initial=0)
     starts = [(begin + rows, at) for begin, file in zip(begins, files, strict=False) for rows, at in file.starts]
     if not starts:

@@ -25,8 +25,9 @@ from nightbridge.files import bytes_of, open_regular, unless_away, walk
 from nightbridge.models import Checkpoint, Job, LaunchPlan, Model
 from nightbridge.outputs.checkpoints import LOADER_STATES, TRACKERS, find_checkpoints
 from nightbridge.outputs.curves import read_curves
+from nightbridge.outputs.failure_lines import FLAKY_MARKERS
 from nightbridge.outputs.log_errors import POSSIBLY
-from nightbridge.outputs.logs import FLAKY_MARKERS, LogReading, read_logs
+from nightbridge.outputs.logs import LogReading, read_logs
 from nightbridge.outputs.reader_process import read_in_child
 from nightbridge.slurm.outcome import RunEvidence
 

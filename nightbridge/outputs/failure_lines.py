@@ -207,6 +207,34 @@ BAR = re.compile(r"(?<!\d)(\d{1,12})(/\d{1,12}) \[\d+:\d\d")
 """tqdm's progress bar, which is drawn once more when a process ends."""
 FOUND_NAN = re.compile(r"Rank (\d+): found .* node: ([\w.-]+)")
 """How Megatron-LM ends where a gradient or a loss is no number."""
+FLAKY_MARKERS = (
+    "The server socket has failed to listen on any local network address.",
+    "Some NCCL operations have failed or timed out.",
+    "uncorrectable ECC error encountered",
+    "illegal memory access",
+    "illegal instruction",
+    "torch.distributed.DistNetworkError",
+    "torch.distributed.DistBackendError",
+    "ncclRemoteError",
+    "Watchdog caught collective operation timeout",
+    "Segmentation fault",
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
+    "double free or corruption",
+    "Call to CUDA function failed.",
+    "Connection reset by peer",
+    "invalid pointer",
+    "malloc(): unaligned tcache chunk detected",
+    "zmq.error.ZMQError: Address already in use",
+    "We couldn't connect to 'https://huggingface.co'",
+    "Unpack failed: incomplete input",
+    "unspecified launch failure",
+    "free(): corrupted unsorted chunks",
+    "Segfault encountered",
+    "Fatal glibc error",
+    "EOFError: No data left in file",
+)
+"""Texts after which trying again is worth it, as Megatron-Bridge's launcher sees it. Its list also has `found NaN in`;
+here a NaN is a result of the code under test (`logs.LogReading.nan_marker`), never the machine's fault."""
 _ERROR_LIMIT = 500
 
 # A "complaint" is one of a script that may have gone on; the "summary" is torchrun's: it only announces what the lines

@@ -4,11 +4,9 @@ The writer buffers, so a file may end in the middle of a record at any moment: s
 again at the next look. Once the writer has ended, it is what `event_files.read_event_file` calls it.
 """
 
-import math
 import os
 import statistics
 from collections.abc import Iterable
-from datetime import timedelta
 from pathlib import Path
 
 from nightbridge.errors import DamagedData
@@ -19,7 +17,7 @@ from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.outputs.event_decoder import Columns, RecordsEnd, Row
 from nightbridge.outputs.event_files import file_time, find_event_files, read_on
 from nightbridge.outputs.experiment import EVENT_FOLDER, logs_so_far
-from nightbridge.outputs.logs import LogTail, parse_steps
+from nightbridge.outputs.logs import STEPS_OF_MEDIAN, LogTail, TrainingProgress, parse_steps
 from nightbridge.outputs.reader_process import ReaderDied, call_shared
 
 LOOK_INTERVAL = 10.0
@@ -28,54 +26,6 @@ MAX_LINES = 20
 """Lines that one look shows, the last ones; what else is new is counted. With `LOOK_INTERVAL` that is two a second."""
 
 _MAX_LINE_LENGTH = 500
-_STEPS_OF_MEDIAN = 10
-_END_BYTES = 1 << 18
-_LONGEST = timedelta(days=36525).total_seconds()
-
-
-class TrainingProgress(Model):
-    """How far a training has come."""
-
-    iteration: int
-    total: int
-    step_time: float | None = None
-    """Median of the last steps, seconds."""
-    loss: float | None = None
-    """The last one; NaN is one, too."""
-
-    @property
-    def percent(self) -> float:
-        """The part that is done, 0 to 100."""
-        return min(100.0, 100.0 * self.iteration / self.total) if self.total else 0.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """What the other steps take if they take as long as the last ones; None where that is no time of a job."""
-        left = math.nan if self.step_time is None else max(0, self.total - self.iteration) * self.step_time
-        return left if 0 <= left < _LONGEST else None
-
-    def __str__(self) -> str:
-        text = f"iteration {self.iteration}/{self.total}"
-        if self.loss is not None:
-            text += f", loss {self.loss:.4g}"
-        if self.step_time is None or self.seconds_left is None:
-            return text
-        left = timedelta(seconds=round(self.seconds_left))
-        return f"{text}, {self.step_time:.3g} s a step, {left} left"
-
-
-def progress_in_log(path: Path) -> TrainingProgress | None:
-    """How far a training has come by the end of its log; None before its first step, and without a log.
-
-    Raises:
-        OSError: The log is there and cannot be read.
-    """
-    steps = [step for line in LogTail(path, most=_END_BYTES).new_lines() for step in parse_steps(line)]
-    times = [step.elapsed_ms / 1000 for step in steps[-_STEPS_OF_MEDIAN:] if step.elapsed_ms is not None]
-    if not steps:
-        return None
-    median = statistics.median(times) if times else None
-    return TrainingProgress(iteration=steps[-1].iteration, total=steps[-1].total, step_time=median)
 
 
 class LogNews(Model):
@@ -174,7 +124,7 @@ class _Follower:
         self._job = job
         self._tails: dict[Path, LogTail] = {}
         folders = (job.experiment_dir, output_dir)
-        self._events = tuple(EventTail(folder / EVENT_FOLDER) for folder in folders if folder is not None)
+        self._events = EventTail(*(folder / EVENT_FOLDER for folder in folders if folder is not None))
         self._total = total
         self._logged = self._recorded = 0
         self._step_times: dict[int, float] = {}
@@ -202,7 +152,7 @@ class _Follower:
             left_out=len(lines) - len(shown),
             source=next((path for path, new in reversed(found) if new), None),
             progress=self._progress(),
-            damage=tuple(line for events in self._events for line in events.damage),
+            damage=self._events.damage,
         )
 
     def _see(self, line: str) -> None:
@@ -222,7 +172,7 @@ class _Follower:
 
     def _see_events(self) -> None:
         """Take in new rows of the event files. A step that is in both the log and the event files is one step."""
-        for row in (row for events in self._events for row in events.new_rows()):
+        for row in self._events.new_rows():
             if row.tag in self._of_tag:
                 values, factor = self._of_tag[row.tag]
                 self._recorded = row.step
@@ -232,7 +182,7 @@ class _Follower:
     def _note(values: dict[int, float], iteration: int, value: float) -> None:
         """Keep the values of the last iterations: event files lag behind the log by what is not flushed yet."""
         values[iteration] = value
-        for early in sorted(values)[:-_STEPS_OF_MEDIAN]:
+        for early in sorted(values)[:-STEPS_OF_MEDIAN]:
             del values[early]
 
     def _progress(self) -> TrainingProgress | None:
@@ -284,15 +234,15 @@ class EventFileTail:
 
 
 class EventTail:
-    """All event files of a folder; a restart of the job adds another one, and a look finds it."""
+    """All event files of some folders; a restart of the job adds another one, and a look finds it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, *folders: Path) -> None:
+        self._folders = folders
         self._tails: dict[Path, EventFileTail] = {}
 
     def new_rows(self) -> list[Row]:
-        """What was written since the last look, the older file first. A folder that is missing has nothing yet."""
-        for path in find_event_files(self.folder):
+        """What was written since the last look, the older file first. A missing folder has nothing yet."""
+        for path in (path for folder in self._folders for path in find_event_files(folder)):
             self._tails.setdefault(path, EventFileTail(path))
         oldest_first = sorted(self._tails, key=lambda path: (file_time(path), path.name))
         return [row for path in oldest_first for row in self._tails[path].new_rows()]

@@ -11,8 +11,10 @@ import itertools
 import math
 import os
 import re
+import statistics
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -22,41 +24,13 @@ from nightbridge.files import open_regular, unless_away
 from nightbridge.models import Model
 from nightbridge.models.metrics import METRICS, NUMBER
 from nightbridge.numbers import real_number, whole_number
+from nightbridge.outputs.failure_lines import FLAKY_MARKERS
 from nightbridge.outputs.log_errors import ErrorFinder
 from nightbridge.outputs.reader_process import read_in_child
 
 _BLOCK = 1 << 20
 MAX_LINE_BYTES = 8 << 10
 """What is beyond them is cut: no line that is read has as many, and a job can write a line of a terabyte."""
-
-FLAKY_MARKERS = (
-    "The server socket has failed to listen on any local network address.",
-    "Some NCCL operations have failed or timed out.",
-    "uncorrectable ECC error encountered",
-    "illegal memory access",
-    "illegal instruction",
-    "torch.distributed.DistNetworkError",
-    "torch.distributed.DistBackendError",
-    "ncclRemoteError",
-    "Watchdog caught collective operation timeout",
-    "Segmentation fault",
-    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
-    "double free or corruption",
-    "Call to CUDA function failed.",
-    "Connection reset by peer",
-    "invalid pointer",
-    "malloc(): unaligned tcache chunk detected",
-    "zmq.error.ZMQError: Address already in use",
-    "We couldn't connect to 'https://huggingface.co'",
-    "Unpack failed: incomplete input",
-    "unspecified launch failure",
-    "free(): corrupted unsorted chunks",
-    "Segfault encountered",
-    "Fatal glibc error",
-    "EOFError: No data left in file",
-)
-"""Texts after which trying again is worth it, as Megatron-Bridge's launcher sees it. Its list also has `found NaN in`;
-here a NaN is a result of the code under test (`LogReading.nan_marker`), never the machine's fault."""
 
 _MARKERS = {
     "DUE TO TIME LIMIT": "timeout_marker",
@@ -440,6 +414,56 @@ class LogTail:
         data = stream.read(self._most)
         self._offset += len(data)
         return data
+
+
+STEPS_OF_MEDIAN = 10
+"""The last steps, whose median time is the step time of a training that runs."""
+_LONGEST = timedelta(days=36525).total_seconds()
+
+
+class TrainingProgress(Model):
+    """How far a training has come."""
+
+    iteration: int
+    total: int
+    step_time: float | None = None
+    """Median of the last steps, seconds."""
+    loss: float | None = None
+    """The last one; NaN is one, too."""
+
+    @property
+    def percent(self) -> float:
+        """The part that is done, 0 to 100."""
+        return min(100.0, 100.0 * self.iteration / self.total) if self.total else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """What the other steps take if they take as long as the last ones; None where that is no time of a job."""
+        left = math.nan if self.step_time is None else max(0, self.total - self.iteration) * self.step_time
+        return left if 0 <= left < _LONGEST else None
+
+    def __str__(self) -> str:
+        text = f"iteration {self.iteration}/{self.total}"
+        if self.loss is not None:
+            text += f", loss {self.loss:.4g}"
+        if self.step_time is None or self.seconds_left is None:
+            return text
+        left = timedelta(seconds=round(self.seconds_left))
+        return f"{text}, {self.step_time:.3g} s a step, {left} left"
+
+
+def progress_in_log(path: Path) -> TrainingProgress | None:
+    """How far a training has come by the end of its log; None before its first step, and without a log.
+
+    Raises:
+        OSError: The log is there and cannot be read.
+    """
+    steps = [step for line in LogTail(path).new_lines() for step in parse_steps(line)]
+    times = [step.elapsed_ms / 1000 for step in steps[-STEPS_OF_MEDIAN:] if step.elapsed_ms is not None]
+    if not steps:
+        return None
+    median = statistics.median(times) if times else None
+    return TrainingProgress(iteration=steps[-1].iteration, total=steps[-1].total, step_time=median)
 
 
 class LogEnd(Model):

@@ -12,7 +12,8 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from nightbridge.outputs.event_decoder import Row
 from nightbridge.outputs.event_files import read_event_file
-from nightbridge.outputs.following import MAX_LINES, EventFileTail, EventTail, RunFollower, TrainingProgress
+from nightbridge.outputs.following import MAX_LINES, EventFileTail, EventTail, RunFollower
+from nightbridge.outputs.logs import TrainingProgress
 from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nightbridge.outputs.failure_lines import FLAKY_MARKERS
 from nightbridge.outputs.logs import (
-    FLAKY_MARKERS,
     LogReading,
     LogTail,
     Perf,
