@@ -138,14 +138,13 @@ def packed(rows: Sequence[tuple[RowKey, str]]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    keys = list(zip(*(key for key, _text in rows), strict=True))
     numbers = ("harvested_at", "attempt", "repeat")
-    kinds = [pa.int64() if name in numbers else pa.string() for name in RowKey._fields]
-    chosen_by = [pa.array(values, type=kind) for values, kind in zip(keys, kinds, strict=True)]
+    schema = pa.schema([(name, pa.int64() if name in numbers else pa.string()) for name in RowKey._fields])
+    chosen_by = pa.Table.from_pylist([key._asdict() for key, _text in rows], schema)
     texts = [text for _key, text in rows]
     others = table_of(texts, [name for name in columns() if name not in RowKey._fields])
     names = [*RowKey._fields, *others.column_names, "row"]
-    table = pa.table([*chosen_by, *others.columns, pa.array(texts)], names=names)
+    table = pa.table([*chosen_by.columns, *others.columns, pa.array(texts)], names=names)
     buffer = io.BytesIO()
     pq.write_table(
         table,
