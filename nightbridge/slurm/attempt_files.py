@@ -126,14 +126,19 @@ class Cancellation(StoredModel):
     at: datetime
 
 
-def last_attempt(run_dir: Path) -> int:
-    """The number of the newest attempt of a run, 0 when there is none.
+def attempt_numbers(run_dir: Path) -> list[int]:
+    """The numbers of a run's attempts, recorded or not, ascending.
 
     Args:
         run_dir: `<workspace>/runs/<run key>`.
     """
     found = (_ATTEMPT_FOLDER.fullmatch(entry.name) for entry in run_dir.glob("a*"))
-    return max((int(match[1]) for match in found if match), default=0)
+    return sorted(int(match[1]) for match in found if match)
+
+
+def last_attempt(run_dir: Path) -> int:
+    """The number of the newest attempt of a run, 0 when there is none."""
+    return max(attempt_numbers(run_dir), default=0)
 
 
 def open_attempt(workspace: Path, run_key: str, cluster: ClusterSettings, number: int = 1) -> AttemptContext:

@@ -44,6 +44,7 @@ from nightbridge.slurm.attempt_files import (
     ATTEMPT_FILE,
     AttemptContext,
     Submission,
+    attempt_numbers,
     claiming_submission,
     current_attempt,
     open_attempt,
@@ -72,8 +73,9 @@ def attempts_of(run_key: str, workspace: Path) -> tuple[AttemptContext, ...]:
     Raises:
         DamagedData: A record cannot be read.
     """
-    records = (workspace.absolute() / "runs" / run_key).glob(f"a[0-9]*/{ATTEMPT_FILE}")
-    return tuple(sorted((read_attempt(record.parent) for record in records), key=lambda attempt: attempt.attempt))
+    run_dir = workspace.absolute() / "runs" / run_key
+    folders = (run_dir / f"a{number}" for number in attempt_numbers(run_dir))
+    return tuple(read_attempt(folder) for folder in folders if (folder / ATTEMPT_FILE).exists())
 
 
 def record_ended(job: Job) -> None:

@@ -1,5 +1,6 @@
 """A run's attempts: which one is gone on with, when another is opened, and what is cancelled."""
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -87,6 +88,16 @@ def test_an_attempt_that_has_not_ended_is_always_resumed(site: Site, requested: 
 
     assert choose_attempt(requested, RUN, site) == first
     assert numbers(site) == [1]
+
+
+def test_a_copy_of_an_attempts_folder_is_no_attempt(site: Site) -> None:
+    first = choose_attempt(NO_REQUEST, RUN, site)
+    end(first, Outcome.INFRASTRUCTURE)
+
+    shutil.copytree(first.attempt_dir, first.attempt_dir.with_name("a1.old"))
+
+    assert numbers(site) == [1]
+    assert len(ended_jobs(RUN, site)) == 1
 
 
 GOOD = (Outcome.SUCCEEDED, Outcome.TEARDOWN)
