@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, PermanentError, TransientError
-from nightbridge.files import read_model, write_model
+from nightbridge.files import read_model, reading, write_model
 from nightbridge.images.enroot import (
     IMPORT_TIMEOUT_SECONDS,
     Enroot,
@@ -169,8 +169,9 @@ def _local_image(written: str, workspace: Path) -> Image:
     with lease(sidecar.with_suffix(".lease")):
         record = _valid_record(sidecar, path)
         if record is None:
-            check_squashfs(path)
-            record = _record(path, reference=written, digest=None, tool="")
+            with reading(path):
+                check_squashfs(path)
+                record = _record(path, reference=written, digest=None, tool="")
             write_model(sidecar, record)
     return _image(written, path, record)
 

@@ -105,6 +105,24 @@ def test_a_local_file_that_is_missing_or_no_image_is_refused(site: Site, tmp_pat
         pull_image(make_image_spec(str(tmp_path / "text.sqsh")), site)
 
 
+def test_a_local_file_that_this_user_may_not_read_is_named(site: Site, tmp_path: Path, tiny_image: bytes) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user; every other test runs without root here")
+    (tmp_path / "nemo.sqsh").write_bytes(tiny_image)
+    (tmp_path / "nemo.sqsh").chmod(0o600)
+    for parent in (tmp_path, *list(tmp_path.parents)[:3]):
+        parent.chmod(parent.stat().st_mode | 0o011)
+    site.workspace.mkdir()
+    os.chown(site.workspace, NOBODY, NOBODY)
+
+    os.seteuid(NOBODY)
+    try:
+        with pytest.raises(DamagedData, match=r"nemo\.sqsh: cannot be read: Permission denied"):
+            pull_image(make_image_spec(str(tmp_path / "nemo.sqsh")), site)
+    finally:
+        os.seteuid(0)
+
+
 # --- a reference -----------------------------------------------------------------------------------------------------
 
 
