@@ -238,12 +238,6 @@ def request_cancel(job: LocalJob, by: str) -> None:
     create_exclusively(job.folder / "cancel.json", json.dumps({"by": by, "at": time.time()}).encode() + b"\n")
 
 
-def cancel_requested_by(folder: Path) -> str | None:
-    """Who requested the job's end; None without a request."""
-    record = read_record(folder / "cancel.json")
-    return str(record["by"]) if record is not None else None
-
-
 def dependency_state(job: LocalJob) -> str:
     """Whether a job's dependencies let it start: `ready`, `waiting`, or `never`."""
     states = {_one_dependency(job.root, kind, number) for kind, number in job.request.dependencies}

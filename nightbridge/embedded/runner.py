@@ -114,8 +114,8 @@ def _interruption(job: jobs.LocalJob, caught: signal.struct_siginfo | None) -> j
         return jobs.JobEnd("NODE_FAIL", time.time(), reason="the runner was silent for too long")
     if not _is_registered(job):
         return jobs.JobEnd("CANCELLED", time.time(), reason="its folder was removed")
-    if (by := jobs.cancel_requested_by(job.folder)) is not None:
-        return jobs.JobEnd("CANCELLED", time.time(), cancelled_by=by)
+    if (request := jobs.read_record(job.folder / "cancel.json")) is not None:
+        return jobs.JobEnd("CANCELLED", time.time(), cancelled_by=request["by"])
     return None
 
 

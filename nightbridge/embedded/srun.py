@@ -80,17 +80,6 @@ class _Step:
         self.first_exit_at: float | None = None
         self.writing = threading.Lock()
 
-    def file_name(self, option: str, task: int) -> str | None:
-        """The file that `--output` or `--error` names for a task; None for srun's own output."""
-        # Without --error, errors go where the output goes (srun(1)).
-        pattern = self.options.get(option, self.options.get("output"))
-        if pattern in (None, "all", "none"):
-            return os.devnull if pattern == "none" else None
-        node = self.layout[task][0]
-        job, name = self.job.job_id, self.job.request.name
-        letters = {"j": job, "A": job, "J": self.name, "s": self.number, "t": task, "n": node, "x": name}
-        return notation.fill_pattern(pattern, letters | {"N": self.nodes[node], "u": self.job.request.user})
-
     def task_environment(self, task: int) -> dict[str, str]:
         """One task's environment: srun's, and Slurm's additions (srun(1), "OUTPUT ENVIRONMENT VARIABLES")."""
         nodes, counts, layout = self.nodes, self.tasks_by_node, self.layout
@@ -147,8 +136,14 @@ class _Step:
 
     def _open(self, option: str, task: int, standard: int) -> int:
         """The file that an option names for a task, shared by all tasks that name it; srun's own output without."""
-        if (name := self.file_name(option, task)) is None:
+        # Without --error, errors go where the output goes (srun(1)).
+        pattern = self.options.get(option, self.options.get("output"))
+        if pattern in (None, "all"):
             return standard
+        node, request = self.layout[task][0], self.job.request
+        letters = {"A": self.job.job_id, "j": self.job.job_id, "J": self.name, "s": self.number, "t": task, "n": node}
+        letters |= {"N": self.nodes[node], "u": request.user, "x": request.name}
+        name = os.devnull if pattern == "none" else notation.fill_pattern(pattern, letters)
         if name not in self.files:
             mode = 0 if self.options.get("open-mode", "truncate").startswith("a") else os.O_TRUNC
             try:
