@@ -3,9 +3,10 @@
 import json
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -100,23 +101,20 @@ def make_run(folder: Path, policy: str = "last", shard_size: int = 3 * MIB, rest
     The first shard of each has three times `shard_size`, in bytes; the others have `rest`, or else `shard_size` itself.
     """
     other = shard_size if rest is None else rest
-    chance = random.Random(7)
     spec = _spec(policy)
     attempt_dir = folder / "runs" / spec.run_key / "a1"
     job_dir = attempt_dir / "nemorun/experiments/exp/exp_1/exp"
     logs = job_dir / "log-account.exp_4711_0.out"
     write(logs, "".join(f"iteration {n}/ 40 | lm loss: 2.{n}E+00 | token {TOKEN}\n" for n in range(40)).encode())
     batch_log = write(job_dir / "sbatch_account.exp_4711.out", b"\xff not UTF-8 \r progress \r done\n")
-    event_file = write(job_dir / "tb_logs/events.out.tfevents.1.host.2.0", chance.randbytes(5000))
+    event_file = write(job_dir / "tb_logs/events.out.tfevents.1.host.2.0", random.Random(7).randbytes(5000))
     config = write(job_dir / "configs/ConfigContainer.yaml", f"hf_token: {TOKEN}\n".encode())
     launcher_log = write(attempt_dir / "launcher.log", b"Launching\n")
     job_script = write(attempt_dir / "job.sh", f"export HF_TOKEN={TOKEN}\n".encode())
     save_dir = job_dir / "checkpoints"
-    for iteration in (20, 40, 60):
+    for iteration, shards in _shards_of_checkpoints(shard_size, other).items():
         checkpoint = save_dir / f"iter_{iteration:07d}"
-        # The first is large enough to be sent in parts.
-        sizes = {f"__{number}_0.distcp": other if number else 3 * shard_size for number in range(4)}
-        for name, content in saved_shards(sizes, chance).items():
+        for name, content in shards.items():
             write(checkpoint / name, content)
         write(checkpoint / "run_config.yaml", b"a: 1\n")
         write(checkpoint / "tokenizer/vocab file.json", b"{}")
@@ -161,6 +159,14 @@ def make_run(folder: Path, policy: str = "last", shard_size: int = 3 * MIB, rest
         summary=Summary(steps_expected=40, steps_done=40, step_time=0.25, final_loss=2.39),
         metrics=pd.DataFrame({"tag": ["lm loss"] * 3, "step": [1, 2, 3], "value": [3.0, 2.5, 2.4]}),
     )
+
+
+@lru_cache(maxsize=2)  # up to 54 MB each
+def _shards_of_checkpoints(shard_size: int, other: int) -> Mapping[int, Mapping[str, bytes]]:
+    """The files of each iteration's checkpoint, made once for all tests; the first is large enough to be sent in parts."""
+    chance = random.Random(8)
+    sizes = {f"__{number}_0.distcp": other if number else 3 * shard_size for number in range(4)}
+    return {iteration: saved_shards(sizes, chance) for iteration in (20, 40, 60)}
 
 
 def write(path: Path, data: bytes) -> Path:
