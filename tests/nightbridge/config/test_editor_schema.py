@@ -1,5 +1,6 @@
 """The JSON Schema for editors: takes what `validate` takes, and marks what it does not know."""
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,18 @@ def problems(table: dict[str, Any]) -> list[str]:
     return [error.message for error in checker.iter_errors(table)]
 
 
+def distinct(part: Any, keyword: str = "") -> Any:
+    """A schema with one of all properties that are alike, as 2,600 options of Megatron-Bridge are."""
+    if isinstance(part, list):
+        return [distinct(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    names = {json.dumps(value): name for name, value in part.items()}.values() if keyword == "properties" else part
+    return {name: distinct(part[name], name) for name in names}
+
+
 def test_it_is_a_json_schema() -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.Draft202012Validator.check_schema(distinct(SCHEMA))
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.name)
