@@ -37,6 +37,7 @@ def test_speeds_are_two_where_nights_between_them_are_rarer(distance: float, lea
     assert least <= sum(map(bool, named)) <= most
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["gaussian", "heavy tails", "bad nodes", "skewed"])
 def test_one_speed_is_not_taken_for_two_in_any_night_of_a_year(kind: str) -> None:
     named = 0

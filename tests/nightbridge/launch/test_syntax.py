@@ -35,6 +35,7 @@ class Litter:
             pass
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_threads_take_turns_quickly")
 def test_threads_that_parse_at_once_do_not_disturb_each_other() -> None:
     source = Path(parser_source.__file__).read_text(encoding="utf-8")
