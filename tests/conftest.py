@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 # Before anything imports Prefect, which reads its settings once: the tests' state is kept out of the person's own, and
@@ -94,6 +95,7 @@ _NIGHTS = frozenset({Path(__file__).parent / "flows", Path(__file__).parent / "n
 """Folders of tests that run whole flows."""
 
 
+@cache
 def _parts_of(item: pytest.Item) -> set[str]:
     """The marks of all parts that a test needs besides Python."""
     fixtures, module = getattr(item, "fixturenames", ()), vars(getattr(item, "module", object))
