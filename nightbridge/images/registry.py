@@ -418,7 +418,7 @@ def _enroot_logins() -> Mapping[str, Login]:
     config = os.environ.get("ENROOT_CONFIG_PATH")
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     path = (Path(config) if config else home / "enroot") / ".credentials"
-    return _read_netrc(path, str(path)) if path.is_file() else {}
+    return _read_netrc(path, str(path)) if os.path.isfile(path) else {}
 
 
 def _read_netrc(path: Path, name: str) -> Mapping[str, Login]:

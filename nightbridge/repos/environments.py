@@ -305,7 +305,7 @@ def _sources(wheels: Path | None) -> list[str | Path]:
     """Options of pip for where packages come from."""
     if wheels is None:
         return []
-    if not wheels.is_dir():
+    if not os.path.isdir(wheels):
         raise InvalidInput(
             "no such wheel folder",
             subject=str(wheels),

@@ -4,6 +4,7 @@ errors of ours: transient, or for the user to fix.
 
 import base64
 import contextlib
+import os
 import re
 import ssl
 from collections.abc import Iterator, Mapping
@@ -130,7 +131,7 @@ def _check(settings: StoreSettings) -> None:
     for is_wrong, what, advice in wrong:
         if is_wrong:
             raise InvalidInput(what, subject=settings.url, advice=advice)
-    if settings.ca_bundle is not None and not settings.ca_bundle.is_file():
+    if settings.ca_bundle is not None and not os.path.isfile(settings.ca_bundle):
         raise InvalidInput("ca_bundle: no such file", subject=str(settings.ca_bundle), advice="Correct the path")
 
 

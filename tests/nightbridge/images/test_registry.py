@@ -138,6 +138,12 @@ def test_a_password_may_name_a_variable_as_enroot_allows(tmp_path: Path, monkeyp
     assert find_login("quay.io") is None
 
 
+def test_a_folder_of_enroot_that_cannot_be_looked_into_has_no_logins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENROOT_CONFIG_PATH", f"/{'long' * 99}")
+
+    assert find_login("quay.io") is None
+
+
 def test_docker_hub_is_found_under_the_name_that_docker_gives_it(tmp_path: Path) -> None:
     write_docker_login(tmp_path / "auth.json", "https://index.docker.io/v1/", "me", "pass")
 

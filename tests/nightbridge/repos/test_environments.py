@@ -228,8 +228,9 @@ def test_a_wheel_folder_of_the_site_needs_no_network_and_no_settings_of_pip(
     base = prepare_base(tmp_path / "envs", lock=lock, wheels=wheels)
 
     assert says(base, "import nemo_run; print(nemo_run.__version__)") == "0.11.1"
-    with pytest.raises(InvalidInput, match=r"nowhere: no such wheel folder.*pip download"):
-        prepare_base(tmp_path / "other", lock=lock, wheels=tmp_path / "nowhere")
+    for nowhere in ("nowhere", f"{'long' * 99}-nowhere"):
+        with pytest.raises(InvalidInput, match=r"nowhere: no such wheel folder.*pip download"):
+            prepare_base(tmp_path / "other", lock=lock, wheels=tmp_path / nowhere)
 
 
 def test_an_index_that_does_not_answer_is_transient(

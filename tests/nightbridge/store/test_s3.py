@@ -127,6 +127,7 @@ def test_no_credentials_at_all_is_permanent(
         ({"secret_key": None}, "go together"),
         ({"secret_key": SecretRef(source="env", name="UNSET_VARIABLE")}, "UNSET_VARIABLE"),
         ({"ca_bundle": Path("/no/such.pem")}, "no/such.pem"),
+        ({"ca_bundle": Path(f"/{'long' * 99}.pem")}, r"long\.pem: ca_bundle: no such file"),
         ({"kms_key_id": "a-key"}, "goes with encryption"),
         ({"storage_class": "DEEP_ARCHIVE"}, "cannot be read back immediately"),
         ({"endpoint_url": "not a url"}, "not a url"),
