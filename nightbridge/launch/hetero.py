@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.flags import HEAD, expands
+from nightbridge.launch.flags import FORMATS, HEAD, expands
 from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, PASSED, Grids, grids_of, option_of_field
 from nightbridge.launch.parser_source import ProgramParser, flags_in, newest_parser, read_parser
 from nightbridge.launch.resources import (
@@ -218,8 +218,8 @@ def _program_words(spec: RunSpec, code: PinnedRepository, output: Path, program:
         _check_known(test, arguments, program.parser)
     yield from _grid_words(grids_of(test), _grid_flags(code))
     for name, *values in arguments:
-        yield name
-        yield from program.words(name, values)
+        words = program.words(name, values)
+        yield from FORMATS["value"](name, words[0]) if len(words) == 1 else (name, *words)
     if program.knows(_TENSORBOARD):
         yield from (_TENSORBOARD, f"{output}/tb_logs")
     written = set(map(option_of, test.extra_cmd_args))

@@ -172,13 +172,16 @@ def test_the_log_of_a_job_lies_in_its_folder_whatever_that_is_called() -> None:
 
 
 def test_several_values_of_an_option_are_words_of_their_own() -> None:
-    run = spec(extra_cmd_args={"data-path": "30 a 70 'b c'", "hybrid-layer-pattern": "M E"})
+    run = spec(extra_cmd_args={"data-path": "30 a 70 'b c'", "hybrid-layer-pattern": "M E", "eod": "-1", "split": "-M"})
 
     words = program_words(placeholder_plan(run, SITE).batch_script or "")
 
     first = words.index("--data-path")
     assert words[first : first + 5] == ["--data-path", "30", "a", "70", "b c"]
     assert option(words, "--hybrid-layer-pattern") == "M E"
+    # argparse takes a word that begins with a dash for an option, unless it is a number.
+    assert option(words, "--eod") == "-1"
+    assert "--split=-M" in words
 
 
 @pytest.mark.parametrize(
