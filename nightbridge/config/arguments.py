@@ -71,18 +71,17 @@ def read_secret(value: str, path: KeyPath, findings: Findings, *, variable: str 
                 path, f"is not a valid secret reference; write env:{variable}, block:NAME or toml:FILE#KEY"
             )
             return None
-        return _with_whole_path(ref, layer.document.path) if ref.source == "toml" else ref
+        if ref.source != "toml":
+            return ref
+        # For a process in any folder: the file is sought beside the document, then in the current folder.
+        file, _, key = ref.name.rpartition("#")
+        written = Path(os.path.expanduser(file))  # as it is for a user that is not known here
+        beside = layer.document.path.parent / written
+        found = next(filter(os.path.isfile, (beside, written)), beside)
+        return ref.model_copy(update={"name": f"{found.absolute()}#{key}"})
     findings.warn(path, "the file contains a token; prefer env:NAME or block:NAME, or set only the variable")
     key = ".".join(map(str, (*layer.base, *path)))
     return SecretRef(source="toml", name=f"{layer.document.path.absolute()}#{key}")
-
-
-def _with_whole_path(ref: SecretRef, document: Path) -> SecretRef:
-    """The reference for a process in any folder: its file is sought beside the document, then in the current folder."""
-    file, _, key = ref.name.rpartition("#")
-    written = Path(os.path.expanduser(file))  # as it is for a user that is not known here
-    found = next(filter(os.path.isfile, (document.parent / written, written)), document.parent / written)
-    return ref.model_copy(update={"name": f"{found.absolute()}#{key}"})
 
 
 CMD_ARGS = "cmd_args"

@@ -271,12 +271,12 @@ class Findings:
 
     def problem(self, path: KeyPath, message: str) -> None:
         """Add something that keeps the test from running; the same finding is added once."""
-        if (found := self._finding(path, message, "error")) not in self.problems:
+        if (found := finding(self.source.where(path), path, message)) not in self.problems:
             self.problems.append(found)
 
     def warn(self, path: KeyPath, message: str) -> None:
         """Add a warning; the test runs."""
-        self.warnings.append(self._finding(path, message, "warning"))
+        self.warnings.append(finding(self.source.where(path), path, message, "warning"))
 
     def unknown(self, path: KeyPath, known: Iterable[str]) -> None:
         """Add a key that does not exist, with the nearest one that does."""
@@ -288,9 +288,6 @@ class Findings:
             if key in ignored:
                 self.warn((*base, key), ignored[key])
         return {key: value for key, value in table.items() if key not in ignored}
-
-    def _finding(self, path: KeyPath, message: str, severity: Severity) -> Violation:
-        return finding(self.source.where(path), path, message, severity)
 
 
 OTHER_NAMES: Mapping[str, str] = {

@@ -197,16 +197,18 @@ _NEEDS: Mapping[str, tuple[str, tuple[object, ...]]] = {
 @rule("container-switch-needs", _SWITCHES, (*_NEEDS, *(needed for needed, _ in _NEEDS.values())))
 def _switch_needs(c: ConfigContainer) -> Iterator[str]:
     """A switch that is on without what it works on is an assertion, when the job starts."""
+    if not _is_nested(c):
+        return
     for switch, (needed, values) in _NEEDS.items():
-        if c.value(switch) is not True or not _is_nested(c):
+        if c.value(switch) is not True:
             continue
         value = c.value(needed)
         if value not in values if values else value in (None, [], ""):
             shown = " or ".join(json.dumps(each) for each in values)
             yield f"{switch} needs {needed}{f' = {shown}' if values else ''}; it is {json.dumps(value)}"
+    quantised = isinstance(c.value("mixed_precision"), str) or any(map(c.is_on, _QUANTISED))
     for switch in ("model.moe_router_padding_for_fp8", "model.moe_router_padding_for_quantization"):
-        quantised = isinstance(c.value("mixed_precision"), str) or any(map(c.is_on, _QUANTISED))
-        if c.is_on(switch) and not quantised and _is_nested(c):
+        if c.is_on(switch) and not quantised:
             yield f"{switch} needs fp8 or fp4; switch it off, or name a recipe of mixed precision that has it"
 
 

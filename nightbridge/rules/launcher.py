@@ -136,7 +136,9 @@ def _flag_decided(run: RuleContext) -> Iterator[str]:
     for option in dict.fromkeys(key.partition("=")[0] for key in run.test.extra_cmd_args if key.startswith("-")):
         flag = SPELLINGS.get(option) or _meant(option, run)
         if flag is not None and flag.format != "pairs":  # these add up
-            yield f"extra_cmd_args: {option!r} {_ELSEWHERE.get(flag.field) or _as_key(flag)}"
+            value = f' = "env:{flag.secret}"' if flag.secret else ""
+            as_key = f"is decided by [cmd_args]; write it there, as {flag.field}{value}"
+            yield f"extra_cmd_args: {option!r} {_ELSEWHERE.get(flag.field, as_key)}"
         elif option in _OTHERS:
             yield f"extra_cmd_args: {option!r} {_OTHERS[option]}"
 
@@ -148,11 +150,6 @@ def _meant(option: str, run: RuleContext) -> Flag | None:
     if not option.startswith("--"):
         return SPELLINGS.get(option[:2])
     return next((flag for name, flag in SPELLINGS.items() if name.startswith(option) and name in run.known), None)
-
-
-def _as_key(flag: Flag) -> str:
-    value = f' = "env:{flag.secret}"' if flag.secret else ""
-    return f"is decided by [cmd_args]; write it there, as {flag.field}{value}"
 
 
 @rule("choice", _PARSER, ("cmd_args", "git_repos"), alone=True)
@@ -297,12 +294,9 @@ def _recipe_known(run: RuleContext) -> Iterator[str]:
 @rule("recipe-exists", _PERF_RECIPES, _FIELDS, needs="checkout")
 def _exists(run: RuleContext) -> Iterator[str]:
     """The launcher looks the recipe up by name when the job starts, after the wait in the queue."""
-    wanted = _wanted(run)
-    if wanted is None:
-        return
-    _, any_size, names = wanted
+    _, any_size, names = _wanted(run) or ("", "", ())
     sizeless = {_GPUS.sub("_", name) for name in names}
-    if any_size not in sizeless:
+    if sizeless and any_size not in sizeless:
         near = get_close_matches(any_size, sorted(sizeless), n=3)
         hint = f"; there are {', '.join(near)}" if near else ""
         yield (
@@ -314,19 +308,14 @@ def _exists(run: RuleContext) -> Iterator[str]:
 @rule("recipe-gpus", _PERF_RECIPES, _FIELDS, "warning", needs="checkout")
 def _for_these_gpus(run: RuleContext) -> Iterator[str]:
     """A recipe tuned for another number of GPUs runs with sizes that were chosen for that number."""
-    wanted = _wanted(run)
-    if wanted is None:
-        return
-    exact, any_size, names = wanted
-    if exact not in names:
-        sizes = sorted(
-            int(gpus[1]) for name in names if _GPUS.sub("_", name) == any_size and (gpus := _GPUS.search(name))
+    exact, any_size, names = _wanted(run) or ("", "", ())
+    others = () if exact in names else names
+    sizes = sorted(int(gpus[1]) for name in others if _GPUS.sub("_", name) == any_size and (gpus := _GPUS.search(name)))
+    if sizes:
+        yield (
+            f"the pinned code has this recipe for {', '.join(map(str, sizes))} GPUs, not for {run.gpus}: "
+            "another one is used with its global batch size scaled; write gb to set it yourself"
         )
-        if sizes:
-            yield (
-                f"the pinned code has this recipe for {', '.join(map(str, sizes))} GPUs, not for {run.gpus}: "
-                "another one is used with its global batch size scaled; write gb to set it yourself"
-            )
 
 
 # --- overrides of the configuration, in Hydra's grammar ---------------------------------------------------------------

@@ -354,11 +354,22 @@ def rule_entries() -> tuple[RuleEntry, ...]:
     }
     merged = {entry.id: entry for entry in _READING}
     for files, rules in checked.items():
-        for entry in (_entry(rule, files) for rule in rules):
-            known = merged.setdefault(entry.id, entry)
-            if known is not entry:
-                applies_to, fields = (*known.applies_to, files), dict.fromkeys((*known.fields, *entry.fields))
-                merged[entry.id] = known.model_copy(update={"applies_to": applies_to, "fields": tuple(fields)})
+        for rule in rules:
+            if known := merged.get(rule.id):
+                applies_to, fields = (*known.applies_to, files), dict.fromkeys((*known.fields, *rule.fields))
+                merged[rule.id] = known.model_copy(update={"applies_to": applies_to, "fields": tuple(fields)})
+                continue
+            versions = (f"from {rule.first}" if rule.first != OLDEST else "", f"to {rule.last}" if rule.last else "")
+            merged[rule.id] = RuleEntry(
+                id=rule.id,
+                severity=rule.severity,
+                applies_to=(files,),
+                versions=" ".join(filter(None, versions)),
+                needs=_NEEDS[rule.needs],
+                fields=rule.fields,
+                reason=rule.reason,
+                source=rule.source,
+            )
     return tuple(merged.values())
 
 
@@ -374,17 +385,3 @@ def find_rule(rule_id: str) -> RuleEntry:
         advice = f"Did you mean {close[0]}?" if close else "`nightbridge rules` lists all of them"
         raise InvalidInput("no such rule", subject=rule_id, advice=advice)
     return entries[rule_id]
-
-
-def _entry(rule: Rule[Any], files: str) -> RuleEntry:
-    versions = (f"from {rule.first}" if rule.first != OLDEST else "", f"to {rule.last}" if rule.last else "")
-    return RuleEntry(
-        id=rule.id,
-        severity=rule.severity,
-        applies_to=(files,),
-        versions=" ".join(filter(None, versions)),
-        needs=_NEEDS[rule.needs],
-        fields=rule.fields,
-        reason=rule.reason,
-        source=rule.source,
-    )
