@@ -134,7 +134,7 @@ def is_path(text: str) -> bool:
 
 
 def _existing(written: str) -> Path:
-    path = Path(written).expanduser().absolute()
+    path = Path(os.path.expanduser(written)).absolute()
     check_file(path)
     return path
 
@@ -152,7 +152,7 @@ def check_file(path: Path) -> None:
 def recorded_image(spec: RunSpec, site: Site) -> Image | None:
     """What the file was that a run names with `container_image`, whether or not it is there now; None if not known."""
     written = _written(spec)
-    path = Path(written).expanduser().absolute()
+    path = Path(os.path.expanduser(written)).absolute()
     sidecar = _sidecar(path, site.workspace)
     record = read_model(sidecar, ImageRecord, what="not the record of an image", advice="Remove it")
     return _image(written, path, record) if record else None

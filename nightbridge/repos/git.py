@@ -293,7 +293,7 @@ def absolute_url(text: str) -> str:
         return str(Path(unquote(text.removeprefix("file://"))).absolute())
     if "://" in text or _SSH_SHORTHAND.match(text):
         return text.rstrip("/")
-    return str(Path(text).expanduser().absolute())
+    return str(Path(os.path.expanduser(text)).absolute())
 
 
 def masked(text: str) -> str:

@@ -99,6 +99,8 @@ def test_a_local_file_that_is_missing_or_no_image_is_refused(site: Site, tmp_pat
 
     with pytest.raises(InvalidInput, match=r"missing\.sqsh: no such image file"):
         pull_image(make_image_spec(str(tmp_path / "missing.sqsh")), site)
+    with pytest.raises(InvalidInput, match=r"~no-such-user/nemo\.sqsh: no such image file"):
+        pull_image(make_image_spec("~no-such-user/nemo.sqsh"), site)
     with pytest.raises(InvalidInput, match=r"long\.sqsh: no such image file"):
         pull_image(make_image_spec(str(tmp_path / f"{'long' * 99}.sqsh")), site)
     with pytest.raises(DamagedData, match=r"text\.sqsh: not a complete squashfs image"):

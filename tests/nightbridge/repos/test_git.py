@@ -233,6 +233,7 @@ def test_a_relative_path_is_relative_to_the_current_folder(tmp_path: Path, monke
 
     assert absolute_url("repos/Run") == str(tmp_path / "repos" / "Run")
     assert absolute_url("./Run") == str(tmp_path / "Run")
+    assert absolute_url("~no-such-user/Run") == str(tmp_path / "~no-such-user" / "Run")
 
 
 def test_a_file_url_is_the_same_repository_as_its_path() -> None:
