@@ -89,12 +89,6 @@ def flags_in(path: Path) -> dict[str, "Option"]:
     return reader.options
 
 
-def _names(call: ast.Call) -> Iterator[str]:
-    """The options of a call of `add_argument`."""
-    names = [word.value for word in call.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
-    return _both_forms([name for name in names if name.startswith("-")], keywords_of(call))
-
-
 def _both_forms(names: Iterable[str], meta: Mapping[str, ast.expr]) -> Iterator[str]:
     """Options; `argparse.BooleanOptionalAction` adds `--no-` to each long one."""
     has_two = getattr(meta.get("action"), "attr", "") == "BooleanOptionalAction"
@@ -157,19 +151,16 @@ class ProgramParser(Model):
     def problems(self, arguments: Iterable[Sequence[str]]) -> Iterator[str]:
         """What the parser refuses in options that are given with their values, each in a line."""
         for name, *values in arguments:
-            option = self.options.get(name)
-            problem = self._unknown(name) if option is None else _problem(option, values)
-            if problem:
+            if (option := self.options.get(name)) is None:
+                near = difflib.get_close_matches(name.replace("_", "-"), self.options, n=1, cutoff=0.75)
+                yield f"{name}: the program has no such flag{f'; did you mean {near[0]}?' if near else ''}"
+            elif problem := _problem(option, values):
                 yield f"{name}: {problem}"
 
     def missing(self, arguments: Iterable[Sequence[str]]) -> tuple[str, ...]:
         """The required options that are not given; none where the sizes come from elsewhere."""
         written = {name for name, *_ in arguments}
         return () if _SIZES_ELSEWHERE & written else tuple(name for name in self.required if name not in written)
-
-    def _unknown(self, name: str) -> str:
-        near = difflib.get_close_matches(name.replace("_", "-"), self.options, n=1, cutoff=0.75)
-        return f"the program has no such flag{f'; did you mean {near[0]}?' if near else ''}"
 
 
 def _problem(option: Option, values: Sequence[str]) -> str | None:
@@ -258,8 +249,11 @@ class _ParserReader:
 
     def add_argument(self, module: Module, call: ast.Call) -> None:
         """Read a call of `add_argument`."""
-        option = Option(**dict(self._settings(module, keywords_of(call))))
-        self.options.update(dict.fromkeys(_names(call), option))
+        meta = keywords_of(call)
+        words = [word.value for word in call.args if isinstance(word, ast.Constant)]
+        names = [word for word in words if isinstance(word, str) and word.startswith("-")]
+        option = Option(**dict(self._settings(module, meta)))
+        self.options.update(dict.fromkeys(_both_forms(names, meta), option))
 
     def _settings(self, module: Module, meta: Mapping[str, ast.expr]) -> Iterator[tuple[str, Any]]:
         """What the keywords of `add_argument` say about an option's values."""

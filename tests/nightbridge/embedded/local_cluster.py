@@ -11,8 +11,6 @@ from nightbridge.slurm.local import LocalCluster
 from nightbridge.slurm.states import TERMINAL
 from tests.waiting import wait_until
 
-"""Seconds after which a test gives up on what should happen at once; this machine may be busy."""
-
 KILL_WAIT = 1.0
 
 
