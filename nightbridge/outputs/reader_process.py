@@ -234,7 +234,9 @@ def call_shared(reader: _Reader, argument: BaseModel, answer: type[_Answer], roo
                 continue  # it has died over the files of a call that this one waited for
             try:
                 return _validated(answer, child.call(given)[0])
-            except ReaderDied:
+            except NightbridgeError:
+                raise
+            except BaseException:  # it has died, or its answer to an interrupted call is still to come
                 del _shared[setup]
                 raise
 

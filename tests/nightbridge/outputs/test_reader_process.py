@@ -208,6 +208,26 @@ def test_a_call_that_waits_for_a_shared_child_outlives_its_death_over_the_files_
     assert died == [folder / "b"]
 
 
+def test_a_call_that_was_interrupted_leaves_its_answer_to_no_other(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    neighbour = folder.with_name("neighbour")
+    neighbour.mkdir()
+    (neighbour / "own").write_text("good")
+    (folder / "b").unlink()
+    (folder / "d").unlink()
+
+    def interrupt(_connection: socket.socket) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reader_process, "_receive", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            call_shared(readers.crash, Folder(folder=folder), Answer, (folder.parent,))
+
+    assert call_shared(readers.crash, Folder(folder=neighbour), Answer, (folder.parent,)).read == {"own": "read"}
+
+
 def test_a_server_that_was_killed_is_started_again(folder: Path) -> None:
     read(readers.crash, folder)
     for pid in servers_of(os.getpid()):
