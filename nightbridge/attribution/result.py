@@ -316,8 +316,10 @@ def sentence(result: AttributionResult) -> str:
             answer = f"undecided{_spent(result)}{likely if cause.runs else ', for none of its runs has said anything'}"
         case "found":
             names = _names(result)
-            both = len(names) == 2
-            answer = f"{_TOGETHER[cause.relation].format(*names) if both else names[0]}{_share(cause)}, {sure}"
+            parts = " and ".join(format_percent(round(part, 2)) for part in cause.parts)
+            share = {"partly": f", {parts} of the change", "shared": f" ({parts})"}.get(cause.relation, "")
+            named = _TOGETHER[cause.relation].format(*names) if len(names) == 2 else names[0]
+            answer = f"{named}{share}, {sure}"
             if result.stopped:
                 answer += f"; its commit is undecided{_spent(result)}"
             elif not all(one.culprits for one in result.descents):
@@ -356,11 +358,6 @@ def _point(step: Step, name: str) -> str:
     inside = f", inside bump {step.bump[:12]} of {name}" if step.bump and step.folder else ""
     what = f'{PurePosixPath(step.folder).name or name} {step.commit[:12]} "{step.subject}"{inside}'
     return f"a commit that {what} brings" if step.kind in BUMPS else what
-
-
-def _share(cause: Cause) -> str:
-    parts = " and ".join(format_percent(round(part, 2)) for part in cause.parts)
-    return {"partly": f", {parts} of the change", "shared": f" ({parts})"}.get(cause.relation, "")
 
 
 def _innocent(result: AttributionResult) -> Iterator[str]:

@@ -99,7 +99,9 @@ class SearchedRange(Model):
         description="What came after `good`, up to `bad`, oldest first: commits, and those of submodules."
     )
     unopened: int = Field(0, description="Commits that move submodules which the runs do not check out.")
-    before_move: int = Field(0, description="Of an older plan: commits before the repository moved, not searched.")
+    before_move: int = Field(
+        0, description="Commits before the repository moved, not searched where the good run's name of it is unknown."
+    )
     former: GitRepo | None = Field(None, description="Of a repository that moved since: as the good run named it.")
     moved: dict[str, str] = Field({}, description="At the good end, submodules at other commits than its tree pins.")
 

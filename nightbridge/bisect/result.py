@@ -178,9 +178,11 @@ def result_lines(result: BisectResult) -> tuple[str, ...]:
     """The answer for a terminal, the commit first, then what it rests on and what it cost."""
     plan = result.plan
     searched = ", ".join(map(str, plan.ranges))
+    inner = Counter(step.folder for step in plan.all_commits if step.folder)
+    of_submodules = ", ".join(f"{count} of them of {folder}" for folder, count in inner.items())
     lines = [
         f"bisect {plan.bisect_id}: {question_text(plan)} of {plan.test_id} since {plan.since}, "
-        f"{format_count(len(plan.all_commits), _noun(plan))}{_of_submodules(plan)}, {searched}",
+        f"{format_count(len(plan.all_commits), _noun(plan))}{of_submodules and f' ({of_submodules})'}, {searched}",
         *_answer_lines(result),
         *_disagreements(result),
     ]
@@ -265,12 +267,6 @@ def _place_name(plan: BisectPlan, place: int) -> str:
         return f"good end {short_name(plan.commit_at(0))}"
     folder = plan.all_commits[place - 1].folder
     return f"{_noun(plan)} {place} {f'{folder} ' if folder else ''}{short_name(plan.commit_at(place))}"
-
-
-def _of_submodules(plan: BisectPlan) -> str:
-    inner = Counter(step.folder for step in plan.all_commits if step.folder)
-    found = ", ".join(f"{count} of them of {folder}" for folder, count in inner.items())
-    return f" ({found})" if found else ""
 
 
 def _commit_line(plan: BisectPlan, place: int) -> str:
