@@ -88,19 +88,13 @@ def _check_named(plan: BisectPlan, test_id: str, request: BisectRequest, site: S
         if getattr(request, name)
     ]
     if request.run_key and not others:
-        others += _other_point(plan, request.run_key, site)
+        points = {row.run_key: row.sweep_point for row in rows_of_test(store_of(site), plan.test_id, plan.cluster)}
+        point, wanted = points.get(run_key_of(plan.base)), points.get(request.run_key)
+        if point is not None and wanted is not None and point != wanted:
+            others.append(f"point {format_point(point)}, not {format_point(wanted)}")
     if others:
         advice = "Leave the id out for another question"
         raise InvalidInput(f"this bisect has {others[0]}", subject=plan.bisect_id, advice=advice)
-
-
-def _other_point(plan: BisectPlan, run_key: str, site: Site) -> list[str]:
-    """How the point of a sweep that a bisect searches differs from that of a run; nothing where it is the same."""
-    points = {row.run_key: row.sweep_point for row in rows_of_test(store_of(site), plan.test_id, plan.cluster)}
-    own, asked = points.get(run_key_of(plan.base)), points.get(run_key)
-    if own is None or asked is None or own == asked:
-        return []
-    return [f"point {format_point(own)}, not {format_point(asked)}"]
 
 
 def price(test_id: str, request: BisectRequest, site: Site) -> str:

@@ -66,10 +66,8 @@ def job_slots(plan: LaunchPlan, site: Site) -> Iterator[None]:
     insist("the limits of the cluster", partial(_make, limits))
     names = list(limits)
     if read_submission(plan.attempt_dir) is None:
-        with contextlib.ExitStack() as slots:
-            _take(names, slots, raise_if_interrupted)
-            with _given_back(slots):
-                yield
+        with _taken(names, raise_if_interrupted):
+            yield
     else:
         with _taken_beside(names):
             yield
@@ -142,8 +140,10 @@ def _refusal(names: list[str], error: ConcurrencySlotAcquisitionError) -> str:
 
 
 @contextlib.contextmanager
-def _given_back(slots: contextlib.ExitStack) -> Iterator[None]:
-    """Give the slots back at the end. Where that fails they come back with the end of their lease."""
+def _taken(names: list[str], check: Callable[[], None]) -> Iterator[None]:
+    """Hold a slot of each limit. Where they cannot be given back they come back with the end of their lease."""
+    slots = contextlib.ExitStack()
+    _take(names, slots, check)
     try:
         yield
     finally:
@@ -163,10 +163,8 @@ def _taken_beside(names: list[str]) -> Iterator[None]:
             raise _GivenUp
 
     def hold() -> None:
-        with contextlib.suppress(_GivenUp), contextlib.ExitStack() as slots:
-            _take(names, slots, check)
-            with _given_back(slots):
-                over.wait()
+        with contextlib.suppress(_GivenUp), _taken(names, check):
+            over.wait()
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(hold,), name="job-slots", daemon=True)
     thread.start()

@@ -320,7 +320,7 @@ def _looks_at(name: str | None, store: "ObjectStore", site: "Site") -> Iterator[
     while True:
         nights = find_nights(store, limit=1, night=name)
         yield [line for night in nights for line in night_lines(night, _statuses(night, store, site))]
-        if all(night.end and night.end.ended_at >= night.start.begun_at for night in nights):
+        if all(night.ended for night in nights):
             return
         time.sleep(WATCH_INTERVAL)
 
