@@ -384,6 +384,8 @@ def _files_between(good: Path, bad: Path) -> tuple[str, ...]:
     if _kind(good.name) == _kind(bad.name):
         between = _between(good.name, bad.name, names)
     else:
+        if not (good.exists() and bad.exists()):
+            return (str(bad),)
         made = {name: (bad.parent / name).stat().st_mtime_ns for name in {*names, good.name, bad.name}}
         first, last = made[good.name], made[bad.name]
         between = sorted((name for name in names if first < made[name] < last), key=made.__getitem__)

@@ -427,3 +427,11 @@ def test_files_whose_names_say_nothing_are_in_the_order_of_their_dates(folder: P
     good, bad = (str(folder / f"{name}.sqsh") for name in ("nemo-26.02", "base"))
 
     assert versions_between(good, bad, no_list) == (str(folder / "nemo-26.04.sqsh"), str(folder / "mine.sqsh"), bad)
+
+
+@pytest.mark.parametrize("gone", ["nemo-26.02", "base"])
+def test_of_a_file_that_is_not_there_any_more_nobody_knows_what_lies_between(folder: Path, gone: str) -> None:
+    good, bad = (str(folder / f"{name}.sqsh") for name in ("nemo-26.02", "base"))
+    (folder / f"{gone}.sqsh").unlink()
+
+    assert versions_between(good, bad, no_list) == (bad,)
