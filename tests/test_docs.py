@@ -5,6 +5,7 @@ import pkgutil
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -176,11 +177,13 @@ def _asks_elsewhere(words: list[str]) -> bool:
     )
 
 
-@pytest.fixture
-def used_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """A folder with the samples, a workspace and a store of four nights; returns what stands for the placeholders."""
-    (tmp_path / "conf").symlink_to(ROOT / "conf")
-    workspace = tmp_path / ".nightbridge"
+@pytest.fixture(scope="module")
+def first_site(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, str]]:
+    """A folder with the samples, a workspace and a store of four nights, a copy, and what stands for placeholders."""
+    used = tmp_path_factory.mktemp("site") / "used"
+    used.mkdir()
+    (used / "conf").symlink_to(ROOT / "conf")
+    workspace = used / ".nightbridge"
     store = DirectoryStore(StoreSettings(url=f"file://{workspace}/store"))
     records: list[RunRecord] = [
         make_record(None, f"2026-11-{day}", test_id="llama-small").model_copy(
@@ -194,9 +197,19 @@ def used_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
         record_start(store, _start_of(record, workspace))
         open_attempt(workspace, record.spec.run_key, ClusterSettings())
     accept(store, records[-1].spec.run_key, "acknowledged", who="Ada", why="known")
-    monkeypatch.chdir(tmp_path)
     last, before = records[-1].spec.run_key, records[0].spec.run_key
-    return {"RUN_KEY": last, "OTHER_RUN_KEY": before, "RUN_A": last, "RUN_B": before, "ID": "gpus-divide"}
+    words = {"RUN_KEY": last, "OTHER_RUN_KEY": before, "RUN_A": last, "RUN_B": before, "ID": "gpus-divide"}
+    return used, shutil.copytree(used, used.with_name("copy"), symlinks=True), words
+
+
+@pytest.fixture
+def used_site(first_site: tuple[Path, Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """That folder as it was at first, to work in; returns what stands for the placeholders."""
+    used, copy, words = first_site
+    shutil.rmtree(used)
+    shutil.copytree(copy, used, symlinks=True)
+    monkeypatch.chdir(used)
+    return words
 
 
 def _start_of(record: RunRecord, workspace: Path) -> NightStart:
