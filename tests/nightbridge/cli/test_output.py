@@ -72,18 +72,17 @@ def test_a_line_for_each_job_each_warning_once_and_all_in_the_file(
 def test_a_full_disk_under_the_log_is_said_once_and_ends_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = tmp_path / "ws" / "nights" / "n1" / "log"
-    log.parent.mkdir(parents=True)
-    log.symlink_to("/dev/full")
-    logger = logging.getLogger("prefect.task_runs")
+    file = tmp_path / "ws" / "nights" / "n1" / "log"
+    file.parent.mkdir(parents=True)
+    file.symlink_to("/dev/full")
 
-    with quiet(log):
+    with quiet(file):
         for _ in range(3):
-            logger.info("saved iteration 1")
-        logger.warning("the last words")
+            log("saved iteration 1", "watch")
+        log("the last words", "watch", logging.WARNING)
 
     assert capsys.readouterr().err.splitlines() == [
-        f"{log}: the log is not written: No space left on device",
+        f"{file}: the log is not written: No space left on device",
         "the last words",
     ]
 
