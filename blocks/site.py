@@ -13,7 +13,7 @@ from pydantic import Field, HttpUrl, SecretStr, ValidationError, model_validator
 from nightbridge import models
 from nightbridge.blocks.base import Password, SettingsBlock
 from nightbridge.blocks.store import HarvestStore
-from nightbridge.config.sites import PLAIN_CLUSTERS, beside, is_called, plain_site
+from nightbridge.config.sites import PLAIN_CLUSTERS, cluster_called, plain_site
 from nightbridge.errors import InvalidInput
 from nightbridge.models import (
     ClusterKind,
@@ -290,12 +290,10 @@ def _site_with_blocks(choice: SiteChoice) -> models.Site:
     plain = plain_site(SiteChoice(system=system))
     site = plain[0] if plain else _load(Site, system, "a path ending in .toml").settings()
     changes: dict[str, object] = {"workspace": (choice.workspace or site.workspace).absolute()}
-    if cluster and not is_called(cluster, site.cluster):
-        known = plain_site(SiteChoice(cluster=cluster))
+    if cluster:
+        named = cluster_called(cluster, site.cluster)
         otherwise = f"{', '.join(PLAIN_CLUSTERS)} or a file ending in .toml"
-        changes["cluster"] = (
-            beside(known[0].cluster, site.cluster) if known else _load(SlurmCluster, cluster, otherwise).settings()
-        )
+        changes["cluster"] = named[0] if named else _load(SlurmCluster, cluster, otherwise).settings()
     if store and "://" in store:
         changes["store"] = (site.store or models.StoreSettings(url=store)).model_copy(update={"url": store})
     elif store:

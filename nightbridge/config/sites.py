@@ -153,14 +153,11 @@ def plain_site(choice: SiteChoice) -> tuple[Site, tuple[str, ...]] | None:
         return None
     site, warnings = load_site(Path(system)) if system else (Site(), ())
     changes: dict[str, Any] = {"workspace": (choice.workspace or site.workspace).absolute()}
-    if cluster and not is_called(cluster, site.cluster):
-        if cluster.endswith(".toml"):
-            other, more = load_site(Path(cluster))
-            changes["cluster"], warnings = other.cluster, (*warnings, *more)
-        elif cluster in PLAIN_CLUSTERS:
-            changes["cluster"] = _plain_cluster(cluster, site.cluster)
-        else:
+    if cluster:
+        named = cluster_called(cluster, site.cluster)
+        if named is None:
             return None
+        changes["cluster"], warnings = named[0], (*warnings, *named[1])
     if store:
         changes["store"] = (site.store or StoreSettings(url=store)).model_copy(update={"url": store})
     return site.model_copy(update=changes), warnings
@@ -189,21 +186,27 @@ def no_block(choice: SiteChoice, server: str = "no Prefect server is configured"
     )
 
 
-def is_called(name: str, own: ClusterSettings) -> bool:
-    """Whether a name means the site's own cluster: `local` is this machine, also where a Slurm bears that name."""
-    return name == own.kind or (name == own.name and name != "local")
+def cluster_called(name: str, own: ClusterSettings) -> tuple[ClusterSettings, tuple[str, ...]] | None:
+    """The cluster that a name means at a site with a cluster of its own, and warnings about its file.
 
-
-def _plain_cluster(name: str, own: ClusterSettings) -> ClusterSettings:
-    """The cluster of a plain name; for the site's own Slurm the name only selects the interface."""
-    plain = PLAIN_CLUSTERS[name]
-    return beside(plain, own) if "local" in (plain.kind, own.kind) else own.model_copy(update={"kind": plain.kind})
-
-
-def beside(other: ClusterSettings, own: ClusterSettings) -> ClusterSettings:
-    """A cluster in place of a site's own, never under its name: nights, series and turns go by that alone."""
+    `local` is this machine, also where a Slurm bears that name. For the site's own Slurm a plain name only selects the
+    interface. None where the name can only be a block's.
+    """
+    warnings: tuple[str, ...] = ()
+    if name == own.kind or (name == own.name and name != "local"):
+        return own, warnings
+    if name.endswith(".toml"):
+        site, warnings = load_site(Path(name))
+        other = site.cluster
+    elif name not in PLAIN_CLUSTERS:
+        return None
+    elif "local" in (name, own.kind):
+        other = PLAIN_CLUSTERS[name]
+    else:
+        return own.model_copy(update={"kind": name}), warnings
+    # Never under the name of the site's own: nights, series and turns go by that alone.
     is_twice = other.kind == "local" != own.kind and other.name == own.name
-    return other.model_copy(update={"name": THIS_MACHINE}) if is_twice else other
+    return other.model_copy(update={"name": THIS_MACHINE}) if is_twice else other, warnings
 
 
 def _cloudai_site(document: Document, findings: Findings) -> dict[str, Any]:

@@ -102,6 +102,14 @@ class TestSite:
         assert site.store_settings.url == "s3://nightly/llm"
         assert site.images_dir == Path("/shared/nightbridge/images")
 
+    def test_a_block_s_own_slurm_can_be_asked_another_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        saved = Site(workspace="/shared/nightbridge", cluster=SlurmCluster(name="eos", account="nemo"))
+        monkeypatch.setattr("nightbridge.blocks.site._load", lambda kind, name, otherwise: saved)
+
+        cluster = load_site(SiteChoice(system="eos", cluster="pyslurm")).cluster
+
+        assert (cluster.kind, cluster.name, cluster.account) == ("pyslurm", "eos", "nemo")
+
     def test_a_store_url_keeps_the_endpoint_of_the_site_file(self, tmp_path: Path) -> None:
         file = tmp_path / "site.toml"
         file.write_text('[store]\nurl = "s3://a/b"\nendpoint_url = "http://127.0.0.1:9"\n')

@@ -146,6 +146,14 @@ def test_local_is_this_machine_though_a_cluster_without_a_name_is_called_so(tmp_
     assert here[0].cluster == ClusterSettings(name="this-machine")
 
 
+def test_this_machine_named_by_a_file_does_not_bear_the_name_of_the_site_s_slurm(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text('[cluster]\nkind = "slurm"\npartition = "batch"\n')
+    (tmp_path / "here.toml").write_text('[cluster]\nkind = "local"\nslots = 3\n')
+    here = plain_site(SiteChoice(system=str(tmp_path / "site.toml"), cluster=str(tmp_path / "here.toml")))
+    assert here is not None
+    assert here[0].cluster == ClusterSettings(name="this-machine", slots=3)
+
+
 def test_the_site_s_own_slurm_can_be_asked_another_way() -> None:
     named = plain_site(SiteChoice(system=str(EXAMPLES / "site.toml"), cluster="auto"))
 
