@@ -183,8 +183,7 @@ def _flag_row(flag: Flag) -> Cells:
     choices = CHOICES.get(flag.field)
     value = ", ".join(f"`{choice}`" for choice in choices[-1][1]) if choices else _KINDS[flag.kind]
     option = f"environment variable `{flag.secret}`" if flag.secret else f"`{flag.option}`" if flag.option else "-"
-    until = f" to {flag.last}" if flag.last else ""
-    return f"`{flag.field}`", option, value, f"from {flag.first}{until}"
+    return f"`{flag.field}`", option, value, f"from {flag.first}"
 
 
 # --- command line ----------------------------------------------------------------------------------------------------
