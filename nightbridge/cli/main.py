@@ -10,9 +10,11 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import cache
 from typing import Annotated, Any, NoReturn
 
 import typer
+import typer.main
 
 from nightbridge import __version__
 from nightbridge.cli import history, operations, runs, start, store, validate
@@ -128,10 +130,14 @@ def _terminate(_number: int, _frame: object) -> NoReturn:
     raise runs.Terminated
 
 
+# All commands with their options, which typer would make anew for each call.
+_program = cache(typer.main.get_command)
+
+
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     try:
-        code = app(args=arguments, standalone_mode=False)
+        code = _program(app)(args=arguments, standalone_mode=False)
         if code == EXIT_INTERRUPTED:  # typer's answer to Ctrl-C
             raise KeyboardInterrupt
     except SystemExit as ended:  # typer's, after completions, and where what reads `logs --follow` has ended
