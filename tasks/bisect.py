@@ -63,7 +63,8 @@ def find_plan(test_id: str, request: BisectRequest, site: Site) -> BisectPlan:
         _check_named(plan, test_id, request, site)
         return plan.model_copy(update={"policy": request.policy})
     every = find_rows(store, test_id, site.cluster.name, request)
-    rows = [row for row in every if row.series == nights_of(every)[-1].own.series]
+    series = nights_of(every)[-1].own.series
+    rows = [row for row in every if row.series == series]
     verdicts = partial(verdict_of, store)
     return make_plan(
         rows,
