@@ -20,7 +20,17 @@ from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClockField, ClusterField, StoreField, SystemField
 from nightbridge.models import Site
 from nightbridge.nights.prefect_api import configured_server
-from nightbridge.nights.watchdog import DAYS, VerdictsMissing, Watch, look, notice_of, question, summary, watch_lines
+from nightbridge.nights.watchdog import (
+    DAYS,
+    MOST_DAYS,
+    VerdictsMissing,
+    Watch,
+    look,
+    notice_of,
+    question,
+    summary,
+    watch_lines,
+)
 from nightbridge.notify import notify
 from nightbridge.tasks.events import send_watchdog_event
 from nightbridge.tasks.site import block_value, store_of
@@ -32,7 +42,7 @@ def watchdog(  # noqa: D417  (`SiteChoice` describes the others)
     by: ClockField = "08:00",
     timezone: str | None = None,
     scenarios: list[str] | None = None,
-    days: Annotated[int, Field(ge=1)] = DAYS,
+    days: Annotated[int, Field(ge=1, le=MOST_DAYS)] = DAYS,
     system: SystemField = None,
     cluster: ClusterField = None,
     store: StoreField = None,

@@ -33,6 +33,8 @@ from nightbridge.store.protocol import ObjectStore
 
 EXIT_MISSING, EXIT_INVALID = 4, 2
 DAYS = 7
+MOST_DAYS = 36_500
+"""The calendar has a first year."""
 
 
 class VerdictsMissing(NightbridgeError):
@@ -82,7 +84,7 @@ class Question(Model):
     by: time
     zone: ZoneInfo | None = Field(None, description="The zone of `by`; this machine's own when None.")
     files: tuple[Path, ...] = Field((), description="Scenarios that are expected whatever the store has.")
-    days: int = Field(DAYS, ge=1, description="How far back nights in the store count as expected again.")
+    days: int = Field(DAYS, ge=1, le=MOST_DAYS, description="How far back nights in the store count as expected again.")
 
 
 class Watch(Model):
@@ -118,8 +120,9 @@ def question(by: str, *, timezone: str | None = None, files: Iterable[Path] = ()
     Raises:
         InvalidInput: The time or the zone cannot be read, or there is no day to look at.
     """
-    if days < 1:
-        raise InvalidInput("not a number of days to look back", subject=str(days), advice="Give 1 or more, as 7")
+    if not 1 <= days <= MOST_DAYS:
+        advice = f"Give 1 to {MOST_DAYS:,}, as 7"
+        raise InvalidInput("not a number of days to look back", subject=str(days), advice=advice)
     try:
         clock = datetime.strptime(by, "%H:%M").time()
     except ValueError as error:

@@ -492,8 +492,8 @@ def test_what_is_no_time_zone_is_refused(zone: str) -> None:
         question("08:00", timezone=zone)
 
 
-@pytest.mark.parametrize("days", [0, -3])
-def test_no_day_to_look_back_is_refused(days: int) -> None:
+@pytest.mark.parametrize("days", [0, -3, 99_999_999])
+def test_days_to_look_back_that_no_calendar_has_are_refused(days: int) -> None:
     with pytest.raises(InvalidInput, match="not a number of days"):
         question("08:00", days=days)
 
