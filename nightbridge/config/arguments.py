@@ -320,6 +320,9 @@ _KINDS: Mapping[Kind, tuple[Callable[[object], Any], str]] = {
 """What a value must be: a reader that raises ValueError, and the words for it."""
 
 
+_GRIDS = frozenset({"encoder", "language_model"})
+
+
 def read_hetero_arguments(findings: Findings) -> Arguments:
     """Read the merged `[cmd_args]` of a heterogeneous-parallel test, which `findings` are about; problems go there.
 
@@ -329,10 +332,12 @@ def read_hetero_arguments(findings: Findings) -> Arguments:
     if not isinstance(table, Mapping):
         return Arguments()
     swept = {key: values for key, values in table.items() if isinstance(values, list)}
-    for key, values in swept.items():
-        if not values:
-            findings.problem((CMD_ARGS, key), "is an empty list, a sweep over nothing; write a value or remove it")
-    if not all(swept.values()):
+    wrong = dict.fromkeys(_GRIDS & swept.keys(), "is a list, and grids are not swept over; write a test for each")
+    empty = (key for key, values in swept.items() if not values)
+    wrong |= dict.fromkeys(empty, "is an empty list, a sweep over nothing; write a value or remove it")
+    for key in filter(wrong.get, swept):
+        findings.problem((CMD_ARGS, key), wrong[key])
+    if wrong:
         return Arguments()
     first = {**table, **{key: values[0] for key, values in swept.items()}}
     kept = _read(first, findings)

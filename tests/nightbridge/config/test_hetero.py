@@ -61,6 +61,11 @@ def test_only_what_was_written_is_kept(tmp_path: Path) -> None:
         ("gb = 8", "gb = 0", "cmd_args.gb: input should be greater than or equal to 1"),
         ("max_steps = 5", 'lr_wsd_decay_style = "sqrt"', "cmd_args.lr_wsd_decay_style: input should be"),
         ("max_steps = 5", "max_steps = []", "cmd_args.max_steps: is an empty list"),
+        (
+            "[cmd_args.encoder]",
+            "[[cmd_args.encoder]]",
+            "vlm.toml:9: cmd_args.encoder: is a list, and grids are not swept",
+        ),
         ("max_steps = 5", "mb = true", "cmd_args.mb: must be a number, not true or false"),
         ("max_steps = 5", "lr = true", "cmd_args.lr: must be a number, not true or false"),
         ("max_steps = 5", 'num_workers = "0-3"', "cmd_args.num_workers: must be a whole number"),
