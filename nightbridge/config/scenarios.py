@@ -1,5 +1,6 @@
 """Test and scenario files to a `Scenario`, and a scenario to the runs of a night in the order of its dependencies."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -342,8 +343,9 @@ class _Library:
     def _read(self, directories: Iterable[Path]) -> dict[str, list[Document]]:
         tests: dict[str, list[Document]] = {}
         here = Path.cwd()
-        paths = (path.resolve() for directory in directories for path in sorted(directory.glob("*.toml")))
-        for path in dict.fromkeys(paths):
+        found = (path for directory in directories for path in sorted(directory.glob("*.toml")))
+        # Path.resolve raises at a link to itself, up to Python 3.12.
+        for path in dict.fromkeys(map(Path, map(os.path.realpath, found))):
             if path == self._scenario.resolve():
                 continue
             try:

@@ -590,6 +590,12 @@ def test_a_broken_file_nearby_is_mentioned_when_the_test_is_not_found(write: Wri
     assert "broken.toml" in violations_of(write(SCENARIO, "scenario.toml"))
 
 
+def test_a_link_to_itself_nearby_is_mentioned_when_the_test_is_not_found(write: Write) -> None:
+    Path("loop.toml").symlink_to("loop.toml")
+
+    assert "loop.toml" in violations_of(write(SCENARIO, "scenario.toml"))
+
+
 def test_one_name_for_two_tests_is_refused(write: Write) -> None:
     write(TEST, "a.toml")
     write(TEST, "tests/b.toml")
