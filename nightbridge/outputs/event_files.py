@@ -87,11 +87,10 @@ def read_event_file(path: Path) -> EventFile:
     try:
         with open_regular(path, buffering=CHUNK) as stream:
             file.bytes_total = os.fstat(stream.fileno()).st_size
-            try:
-                for _ in read_on(stream, file.bytes_total, file):
-                    pass
-            except RecordsEnd as stop:
-                file.status, file.damage_offset, file.reason = stop.status, stop.offset, stop.reason
+            for _ in read_on(stream, file.bytes_total, file):
+                pass
+    except RecordsEnd as stop:
+        file.status, file.damage_offset, file.reason = stop.status, stop.offset, stop.reason
     except OSError as error:
         unless_away(error, path)
         raise DamagedData(f"cannot read the event file: {error.strerror or error}", subject=str(path)) from error
