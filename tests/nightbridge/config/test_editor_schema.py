@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,17 @@ CONF = Path(__file__).parents[3] / "conf"
 TESTS = [
     path for path in sorted(CONF.rglob("*.toml")) if any(key in path.read_text() for key in ("[[Tests]]", "[cmd_args]"))
 ]
-SCHEMA = editor_schema()
 SAMPLE = tomllib.loads((CONF / "examples" / "llama3_8b.toml").read_text())
 
 
+@cache
+def schema() -> dict[str, Any]:
+    """Made when the first test needs it: each worker collects these tests, and one runs them."""
+    return editor_schema()
+
+
 def problems(table: dict[str, Any]) -> list[str]:
-    checker = jsonschema.Draft202012Validator(SCHEMA)
+    checker = jsonschema.Draft202012Validator(schema())
     return [error.message for error in checker.iter_errors(table)]
 
 
@@ -34,7 +40,7 @@ def distinct(part: Any, keyword: str = "") -> Any:
 
 
 def test_it_is_a_json_schema() -> None:
-    jsonschema.Draft202012Validator.check_schema(distinct(SCHEMA))
+    jsonschema.Draft202012Validator.check_schema(distinct(schema()))
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.name)
@@ -61,6 +67,6 @@ def test_sweeps_fit_and_overrides_are_completed() -> None:
         problems({**SAMPLE, "cmd_args": {**SAMPLE["cmd_args"], "tp": [1, 2], "compute_dtype": ["bf16", "fp8_cs"]}})
         == []
     )
-    assert {"train.train_iters", "model.transformer.num_layers"} <= SCHEMA["else"]["properties"]["extra_cmd_args"][
+    assert {"train.train_iters", "model.transformer.num_layers"} <= schema()["else"]["properties"]["extra_cmd_args"][
         "properties"
     ].keys()
