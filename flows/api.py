@@ -18,12 +18,11 @@ from nightbridge.attribution.result import AttributionResult
 from nightbridge.bisect.plan import BisectRequest
 from nightbridge.bisect.result import BisectResult
 from nightbridge.blocks import load_site
-from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput
-from nightbridge.flows.final_states import TAG, plain_errors, result_of
+from nightbridge.flows.final_states import TAG, result_of
 from nightbridge.flows.nightly import nightly
 from nightbridge.flows.pipeline import pipeline
-from nightbridge.flows.server import reach_server, reach_server_with_blocks
+from nightbridge.flows.server import reach_blocks, reach_server
 from nightbridge.flows.threads import async_twin, outside_of_loops
 from nightbridge.gate.trial import Change, Trial, plan_trial
 from nightbridge.goldens.parity import Parity
@@ -124,7 +123,7 @@ def run_pipeline(  # noqa: D417  (`nightly_regression` describes the others)
         if limits := node_limits(checked, site):
             run = _only_run(check_scenario(checked, limits), run.night, limits)
     request = AttemptRequest(new=utc_now() if new_attempt else None)
-    with tags(TAG), plain_errors():
+    with tags(TAG):
         verdict: Verdict = result_of(pipeline(run, site, request, return_state=True))
     return verdict
 
@@ -363,7 +362,7 @@ averify_run = async_twin(verify_run)
 def _returned(flow: Flow[..., State[R]], choice: SiteChoice, *arguments: object, **named: object) -> R:
     """What a flow returns at a site, once a Prefect server answers."""
     _reach_site(choice)
-    with tags(TAG), plain_errors():
+    with tags(TAG):
         returned: R = result_of(flow(*arguments, return_state=True, **named, **choice.parameters()))
     return returned
 
@@ -398,16 +397,13 @@ def _only_run(scenario: Scenario, night: str, limits: ClusterLimits | None = Non
 
 def _reach_site(choice: SiteChoice) -> Site:
     """The site, once a Prefect server answers; an invalid file is reported without starting one."""
-    if plain_site(choice) is None:
-        reach_server_with_blocks(choice)
-    else:
-        reach_server()
+    reach_blocks(choice)
+    reach_server()
     return load_site(choice)
 
 
 def _stored_site(system: str | None, store: str | None, workspace: str | Path | None) -> Site:
     """The site whose store is read; Prefect's server is queried only for what a block has."""
     choice = SiteChoice(system=system, store=store, workspace=workspace)
-    if plain_site(choice) is None:
-        reach_server_with_blocks(choice)
+    reach_blocks(choice)
     return load_site(choice)

@@ -31,16 +31,15 @@ from pydantic import Field, ValidationError
 
 from nightbridge import __version__, blocks
 from nightbridge.blocks import HarvestStore, load_site, site_of
-from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.flows.automations import make_automations, notification_blocks
-from nightbridge.flows.final_states import NIGHTLY
 from nightbridge.flows.forms import form_of, own_scenarios, scenarios_beside, site_of_form, site_parameters
-from nightbridge.flows.server import reach_server, reach_server_with_blocks
+from nightbridge.flows.server import reach_blocks, reach_server
 from nightbridge.models import Model, Scenario, SiteChoice, slug
 from nightbridge.models import Site as SiteSettings
+from nightbridge.nights.prefect_api import FLOW
 from nightbridge.nights.records import checked_night, find_nights, new_night
-from nightbridge.tasks.mirror import away_is_transient
+from nightbridge.tasks.mirror import away_is_transient, tagged
 from nightbridge.tasks.site import store_of
 
 NIGHTS = "nightly"
@@ -55,6 +54,9 @@ BLOCKS: tuple[type[Block], ...] = tuple(
 
 FORMER_AUTOMATIONS = ("nightbridge: crash flow runs without a heartbeat",)
 """It crashed everybody's flow runs, and the living after an outage of the server; the reaper took its place."""
+
+_REQUIRED = frozenset({"name", "entrypoint", "description", "tags", "work_pool"})
+"""What each deployment of a prefect.yaml has."""
 
 RESULTS_SETTING = "PREFECT_RESULTS_DEFAULT_STORAGE_BLOCK"
 
@@ -152,6 +154,10 @@ def _definitions() -> list[Mapping[str, Any]]:
     if not isinstance(own, dict) or own.get("name") != PROJECT:  # of another project, which has its own
         own = yaml.safe_load(Path(__file__).with_name(DEFINITION).read_text("utf-8"))
     definitions: list[Mapping[str, Any]] = own.get("deployments") or []
+    for each in definitions:
+        if lacking := ", ".join(sorted(_REQUIRED - set(each or ()))):
+            advice = "Add it, as the prefect.yaml of nightbridge has it"
+            raise InvalidInput(f"a deployment lacks {lacking}", subject=DEFINITION, advice=advice)
     return definitions
 
 
@@ -171,8 +177,7 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
     _check_git(request)
     definitions = _definitions()
     offered = scenarios_beside(request.files or own_scenarios(definitions))
-    if plain_site(request.choice) is None:
-        reach_server_with_blocks(request.choice)
+    reach_blocks(request.choice)
     site = load_site(request.choice)
     cluster = site.cluster.name
     every = (each for definition in definitions for each in _wanted(request, cluster, definition, offered))
@@ -237,7 +242,11 @@ def _wanted(
     request: Request, cluster: str, definition: Mapping[str, Any], offered: Mapping[str, Scenario]
 ) -> Iterator[_Wanted]:
     """A deployment of each scenario that is requested, else of the definition's own; one where it is of none."""
-    flow: Flow[..., Any] = import_object(definition["entrypoint"])
+    try:
+        flow: Flow[..., Any] = import_object(definition["entrypoint"])
+    except (ImportError, AttributeError, ValueError) as error:
+        advice = f"Correct the entrypoint of {definition['name']} in {DEFINITION}"
+        raise InvalidInput(f"no such flow: {error}", subject=str(definition["entrypoint"]), advice=advice) from error
     own = definition.get("parameters", {}).get("scenario")
     for file in (request.files or [Path(own)]) if own else [None]:
         yield _Wanted(request, cluster, definition, flow, file, offered)
@@ -275,7 +284,7 @@ def _moved(wanted: Iterable[_Wanted], formers: Mapping[str, DeploymentResponse],
         if former is None:
             continue
         advice = f"or remove that one first: prefect deployment delete {name}"
-        if each.is_of_site and (other := _tagged(former, "cluster:")) not in ("", each.cluster):
+        if each.is_of_site and (other := tagged(former.tags, "cluster")) not in ("", each.cluster):
             if former.parameters.get("system") not in (None, system):
                 raise InvalidInput(
                     f"it would replace the deployment {name} of the cluster {other}",
@@ -287,7 +296,7 @@ def _moved(wanted: Iterable[_Wanted], formers: Mapping[str, DeploymentResponse],
             continue
         place = _place(str(former.parameters.get("scenario", "")), former.pull_steps)
         if place != _place(str(each.file), [_pull_step(each.request)]):
-            if _tagged(former, "scenario:") not in ("", each.offered[str(each.file)].name):
+            if tagged(former.tags, "scenario") not in ("", each.offered[str(each.file)].name):
                 raise InvalidInput(
                     f"it would replace the deployment {name} of {place}",
                     subject=str(each.file),
@@ -295,11 +304,6 @@ def _moved(wanted: Iterable[_Wanted], formers: Mapping[str, DeploymentResponse],
                 )
             found[name] = place
     return found
-
-
-def _tagged(deployment: DeploymentResponse, kind: str) -> str:
-    """What a tag of a deployment names; empty where it has none of this kind."""
-    return next((tag.removeprefix(kind) for tag in deployment.tags if tag.startswith(kind)), "")
 
 
 def _place(scenario: str, pull_steps: Sequence[Mapping[str, Any]] | None) -> str:
@@ -397,7 +401,7 @@ def start_night(night: str, name: str = "") -> str:
         deployment = _only([*begun] or [each.name for each in deployments], night)
         known = begun.get(deployment)
         if known is None:
-            key, full_name = _key(deployment, night), f"{NIGHTLY}/{deployment}"
+            key, full_name = _key(deployment, night), f"{FLOW}/{deployment}"
             parameters = {"night": night}
             made = run_deployment(full_name, parameters=parameters, idempotency_key=key, timeout=0, as_subflow=False)
             # Prefect types what serves sync and async callers as either.
@@ -407,14 +411,14 @@ def start_night(night: str, name: str = "") -> str:
         if not known.state.is_final():
             return f"{what}, still {_in_words(known.state)}"
         if known.state.is_completed():
-            again = f"to run it again: .venv/bin/prefect deployment run {NIGHTLY}/{deployment} -p night={night}"
+            again = f"to run it again: .venv/bin/prefect deployment run {FLOW}/{deployment} -p night={night}"
             return f"{what}, {_in_words(known.state)} before; {again}"
         client.set_flow_run_state(known.id, AwaitingRetry(message="`make night`"))
         return f"{what}, {_ENDS[known.state.type]} before; resumed"
 
 
 def _nightly_deployments(client: SyncPrefectClient, name: str) -> list[DeploymentResponse]:
-    of_nights = FlowFilter(name=FlowFilterName(any_=[NIGHTLY]))
+    of_nights = FlowFilter(name=FlowFilterName(any_=[FLOW]))
     found = client.read_deployments(flow_filter=of_nights)
     kept = [each for each in found if each.name == name or (not name and f"{each.name}-".startswith(f"{NIGHTS}-"))]
     if not kept:

@@ -3,8 +3,7 @@
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from prefect.client.schemas.objects import State
@@ -19,9 +18,6 @@ R = TypeVar("R")
 
 TAG = "nightbridge"
 """Tag of every flow run of ours, by which automations know them."""
-
-NIGHTLY = "nightly-regression"
-"""The flow of a night, by its name."""
 
 
 class BadEnd(Exception):
@@ -44,11 +40,14 @@ class BadEnd(Exception):
         return self.message
 
 
+_TASK_RUNS = "prefect.task_runs"
+
+
 class _PlainErrors(logging.Filter):
     """Lets an error of ours speak for itself where Prefect logs "unexpected exception" and a traceback.
 
     Prefect does so when a stage's retries are used up, and at the end of every flow run of a deployment that did not
-    end in Completed, whoever chose that end. A defect keeps its traceback.
+    end in Completed, whoever chose that end: after the flow has returned. A defect keeps its traceback.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -60,43 +59,23 @@ class _PlainErrors(logging.Filter):
         return True
 
 
-_TASK_RUNS = "prefect.task_runs"
-_LOGGERS = (_TASK_RUNS, "prefect.flow_runs", "prefect.engine")
-_PLAIN_ERRORS = _PlainErrors()
+for _name in (_TASK_RUNS, "prefect.flow_runs", "prefect.engine"):
+    logging.getLogger(_name).addFilter(_PlainErrors())
 
 
 def ends_plainly(call: Callable[P, State[R]]) -> Callable[P, State[R]]:
-    """Let a flow end with the error of ours that it raises (`state_of_error`), and log such errors without a traceback.
-
-    Prefect logs the end of a flow run after the flow has returned, so they are logged so until the process ends, which
-    a worker has started for this flow run alone; the Python API takes it back (`plain_errors`).
-    """
+    """Let a flow that raises an error of ours, and so has no report, end as Failed; its result is the error."""
 
     @functools.wraps(call)
     def run(*arguments: P.args, **named: P.kwargs) -> State[R]:
-        _log_errors_plainly()
         try:
             return call(*arguments, **named)
         except NightbridgeError as error:
-            return state_of_error(error)
+            run_log().error("%s", error)
+            status = VerdictStatus.INVALID if isinstance(error, InvalidInput) else VerdictStatus.INFRASTRUCTURE
+            return Failed(name=_title(status), message=str(error), data=error)
 
     return run
-
-
-def _log_errors_plainly() -> None:
-    for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_PLAIN_ERRORS)  # once, however often it is added
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """Log errors of ours without a traceback within the block."""
-    _log_errors_plainly()
-    try:
-        yield
-    finally:
-        for name in _LOGGERS:
-            logging.getLogger(name).removeFilter(_PLAIN_ERRORS)
 
 
 def state_of_verdict(verdict: Verdict) -> State[Any]:
@@ -119,13 +98,6 @@ def state_of_night(report: NightReport) -> State[Any]:
         return Completed(name=f"{name}{again}", message=f"{len(report.verdicts)} test(s): {said}", data=report)
     message = ", ".join(bad)
     return Failed(name=f"{name}{again}", message=message, data=BadEnd(message, report))
-
-
-def state_of_error(error: NightbridgeError) -> State[Any]:
-    """Failed, for a night that has no report; its result is the error, which is logged."""
-    run_log().error("%s", error)
-    status = VerdictStatus.INVALID if isinstance(error, InvalidInput) else VerdictStatus.INFRASTRUCTURE
-    return Failed(name=_title(status), message=str(error), data=error)
 
 
 def result_of(state: State[Any]) -> Any:

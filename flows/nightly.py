@@ -19,7 +19,7 @@ from prefect.states import Completed
 
 from nightbridge.blocks import load_site, site_choice
 from nightbridge.errors import InvalidInput, NightbridgeError, PermanentError
-from nightbridge.flows.final_states import NIGHTLY, TAG, ends_plainly, result_of, state_of_night
+from nightbridge.flows.final_states import TAG, ends_plainly, result_of, state_of_night
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.threads import side_by_side
@@ -29,6 +29,7 @@ from nightbridge.models import NightReport, RunSpec, Site, SiteChoice, Verdict, 
 from nightbridge.models.base import NightId
 from nightbridge.models.series import series_id
 from nightbridge.nights.liveness import alive
+from nightbridge.nights.prefect_api import FLOW
 from nightbridge.nights.records import NightPlan, new_night
 from nightbridge.report.sweeps import sweep_results
 from nightbridge.report.tables import further_runs_of
@@ -47,7 +48,7 @@ from nightbridge.tasks.compare import (
 from nightbridge.tasks.context import NightContext, run_log, shared_night
 from nightbridge.tasks.events import night_event
 from nightbridge.tasks.limits import own_turn
-from nightbridge.tasks.mirror import add_tags, insist, night_tags, run_tags, send_events
+from nightbridge.tasks.mirror import add_tags, insist, night_tags, run_tags, send_events, tagged
 from nightbridge.tasks.night import (
     CatchUp,
     NightSkipped,
@@ -129,7 +130,7 @@ def _flow_run_name() -> str:
 
 
 @flow(
-    name=NIGHTLY,
+    name=FLOW,
     flow_run_name=_flow_run_name,
     on_cancellation=[cancel_hook],
     persist_result=True,
@@ -181,7 +182,7 @@ def _new_plan(
 ) -> NightPlan:
     """Choose the night and plan it; whatever keeps it from starting is reported as its end."""
     decided = night or new_night()
-    on = next((tag.removeprefix("cluster:") for tag in flow_run.tags or () if tag.startswith("cluster:")), "")
+    on = tagged(flow_run.tags or (), "cluster")
     try:
         chosen = fix_night(night)
         decided = chosen.night

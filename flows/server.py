@@ -11,7 +11,7 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from nightbridge.config.sites import no_block
+from nightbridge.config.sites import no_block, plain_site
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.files import check_writable
 from nightbridge.models import SiteChoice
@@ -33,7 +33,17 @@ def reach_server() -> None:
     check_writable(PREFECT_HOME.value(), what="Prefect's folder", advice=advice)
     url, setting = PREFECT_API_URL.value(), PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS
     if not url:
-        _offer_own_server()
+        if not PREFECT_SERVER_EPHEMERAL_ENABLED.value():
+            raise InvalidInput(
+                "no Prefect server is configured, and PREFECT_SERVER_EPHEMERAL_ENABLED forbids one for this process",
+                subject=platform.node(),
+                advice="Set PREFECT_API_URL to the address of a server",
+            )
+        # Prefect's server is a second of imports, which a configured server elsewhere makes unnecessary.
+        from nightbridge.flows.embedded_server import EmbeddedServer, refuse_newer_database
+
+        refuse_newer_database()
+        EmbeddedServer()  # Prefect finds it, and starts it when it needs one
     try:
         with (
             temporary_settings({setting: max(SERVER_START_SECONDS, setting.value())}),
@@ -51,28 +61,15 @@ def reach_server() -> None:
         ) from problem
 
 
-def reach_server_with_blocks(choice: SiteChoice) -> None:
-    """Make sure that a Prefect server answers whose blocks a choice can name.
+def reach_blocks(choice: SiteChoice) -> None:
+    """Make sure that a Prefect server answers, where a choice names what can only be a block of it.
 
     Raises:
         InvalidInput: None is configured: one of this process's own would take a minute to start, and hold no blocks.
         TransientError: It does not answer.
     """
+    if plain_site(choice) is not None:
+        return
     if not PREFECT_API_URL.value():
         raise no_block(choice)
     reach_server()
-
-
-def _offer_own_server() -> None:
-    """Let Prefect find a server of this process, which it starts when it needs one."""
-    if not PREFECT_SERVER_EPHEMERAL_ENABLED.value():
-        raise InvalidInput(
-            "no Prefect server is configured, and PREFECT_SERVER_EPHEMERAL_ENABLED forbids one for this process",
-            subject=platform.node(),
-            advice="Set PREFECT_API_URL to the address of a server",
-        )
-    # Prefect's server is a second of imports, which a configured server elsewhere makes unnecessary.
-    from nightbridge.flows.embedded_server import EmbeddedServer, refuse_newer_database
-
-    refuse_newer_database()
-    EmbeddedServer()

@@ -6,7 +6,7 @@ needs (`insist`), such as a subflow or the event of its end, is waited for as lo
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
@@ -83,6 +83,11 @@ def run_tags(run: RunSpec, cluster: str) -> tuple[str, ...]:
 def night_tags(scenario: str, night: str, cluster: str) -> tuple[str, ...]:
     """The tags by which a night and its runs are found."""
     return f"scenario:{scenario}", f"cluster:{cluster}", f"night:{night}"
+
+
+def tagged(tags: Iterable[str], kind: str) -> str:
+    """What a tag of a kind names, such as `cluster`; empty where there is none."""
+    return next((tag.removeprefix(f"{kind}:") for tag in tags if tag.startswith(f"{kind}:")), "")
 
 
 def add_tags(*new: str) -> None:

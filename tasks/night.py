@@ -46,7 +46,7 @@ from nightbridge.nights.records import (
 )
 from nightbridge.rules import check_scenario
 from nightbridge.tasks.context import run_log, this_flow_run, this_night
-from nightbridge.tasks.mirror import insist, on_server, show
+from nightbridge.tasks.mirror import insist, on_server, show, tagged
 from nightbridge.tasks.prepare import check_place, node_limits, show_violations
 from nightbridge.tasks.site import store_of
 from nightbridge.tasks.stage import never_reused, patiently, stage
@@ -174,7 +174,7 @@ def check_as_deployed(site: Site) -> None:
     made = insist("the deployment", on_server(lambda client: client.read_deployment(deployment_id)))
     if any(made.parameters.get(name) != given.get(name) for name in SiteChoice.model_fields):
         return
-    cluster = next((tag.removeprefix("cluster:") for tag in made.tags if tag.startswith("cluster:")), site.cluster.name)
+    cluster = tagged(made.tags, "cluster") or site.cluster.name
     if without_cluster and cluster != site.cluster.name:
         raise _is_gone(f"Slurm Cluster block, and its deployment is for the cluster {cluster}")
     kept = get_current_settings().results.default_storage_block or ""

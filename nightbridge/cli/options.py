@@ -105,9 +105,9 @@ def load_site(choice: "SiteChoice") -> "Site":
             raise no_block(choice)
         _knock_at_server(choice)
         from nightbridge import blocks
-        from nightbridge.flows.server import reach_server_with_blocks
+        from nightbridge.flows.server import reach_blocks
 
-        reach_server_with_blocks(choice)
+        reach_blocks(choice)
         return blocks.load_site(choice)
     site, warnings = plain
     note_all(warnings)

@@ -24,6 +24,7 @@ TIMEOUT_SECONDS = 5.0
 """For each answer."""
 
 FLOW = "nightly-regression"
+"""The flow of a night, by its name."""
 
 _BEFORE_SLOT = timedelta(minutes=1)
 _HEADERS, _CERTIFICATES = "PREFECT_CLIENT_CUSTOM_HEADERS", "PREFECT_API_SSL_CERT_FILE"

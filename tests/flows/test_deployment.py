@@ -156,6 +156,27 @@ def test_a_prefect_yaml_that_cannot_be_read_is_an_error_of_its_own(
         next(deploy(Request()))
 
 
+@pytest.mark.parametrize(
+    ("deployment", "said"),
+    [
+        ("{name: ours, entrypoint: nightbridge.flows.nightly.nightly}", "lacks description, tags, work_pool"),
+        ("ours", "lacks description, entrypoint, name, tags, work_pool"),
+        (
+            "{name: ours, entrypoint: nightbridge.flows.nightly.nigthly, description: A night., tags: [], work_pool: {}}",
+            r"nightly\.nigthly: no such flow: .*\. Correct the entrypoint of ours in prefect\.yaml",
+        ),
+    ],
+)
+def test_a_deployment_that_none_can_be_made_of_is_an_error_of_its_own(
+    deployment: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prefect.yaml").write_text(f"name: nightbridge\ndeployments: [{deployment}]\n")
+
+    with pytest.raises(InvalidInput, match=said):
+        next(deploy(Request()))
+
+
 @pytest.mark.parametrize("own", ["name: shop\ndeployments: [{name: tills}]\n", "flows/prefect.yaml"])
 def test_another_projects_prefect_yaml_is_left_alone(own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
