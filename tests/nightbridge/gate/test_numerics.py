@@ -2,9 +2,10 @@
 
 import hashlib
 import random
+import shutil
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -90,18 +91,32 @@ class Nights:
         )
 
 
+def store_in(folder: Path) -> DirectoryStore:
+    return DirectoryStore(StoreSettings(url=f"file://{folder}/store"))
+
+
 @pytest.fixture
 def nights(tmp_path: Path) -> Nights:
-    return Nights(DirectoryStore(StoreSettings(url=f"file://{tmp_path}/store")))
+    return Nights(store_in(tmp_path))
 
 
-@pytest.fixture
-def found(nights: Nights) -> Nights:
-    """Eight good nights with the same losses, of a test that says nothing of itself."""
+@pytest.fixture(scope="module")
+def first_found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Nights]:
+    """What `found` is a copy of, and its folder."""
+    folder = tmp_path_factory.mktemp("found")
+    nights = Nights(store_in(folder))
     for _night in range(8):
         verdict = nights.night(USUAL)
         assert verdict.exit_code == 0, verdict.reasons
-    return nights
+    return folder, nights
+
+
+@pytest.fixture
+def found(first_found: tuple[Path, Nights], tmp_path: Path) -> Nights:
+    """Eight good nights with the same losses, of a test that says nothing of itself."""
+    folder, nights = first_found
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    return replace(nights, store=store_in(tmp_path), rows=[*nights.rows])
 
 
 @pytest.fixture
