@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from nightbridge.models import (
 from nightbridge.report.overview import trend_lines
 from nightbridge.repos.commits import commits_between, known_commits_between
 from nightbridge.store.directory import DirectoryStore
+from tests.builders import make_record, make_summary
 
 Records = Callable[..., RunRecord]
 Nights = Callable[..., tuple[Verdict, list[HistoryRow]]]
@@ -45,19 +46,29 @@ def commit_of(number: int) -> RangeCommit:
     return RangeCommit(commit=f"{number:040x}", subject=f"Change {number}", author="Ada", authored_at=at)
 
 
+@cache
+def earlier_nights(step_times: tuple[float, ...]) -> tuple[HistoryRow, ...]:
+    """Their rows: many tests have some in common, and each is judged once."""
+    return judged(step_times)[1] if step_times else ()
+
+
+def judged(step_times: tuple[float, ...], **tonight: Any) -> tuple[Verdict, tuple[HistoryRow, ...]]:
+    """The last night's verdict, and all rows; further fields are the last night's."""
+    rows = earlier_nights(step_times[:-1])
+    number = len(rows)
+    night = str(date(2026, 8, 1) + timedelta(days=number))
+    record = make_record(make_summary([step_times[-1]] * 50), night, **{"commit": f"{number:040x}"} | tonight)
+    verdict = compare(record, rows)
+    return verdict, (*rows, row_of(record, verdict))
+
+
 @pytest.fixture
-def nights(make_record: Records, summary_of: Callable[..., Any]) -> Nights:
+def nights() -> Nights:
     """Judge consecutive nights with these step times, each night with a commit of its own."""
 
     def judge(step_times: Sequence[float], **tonight: Any) -> tuple[Verdict, list[HistoryRow]]:
-        rows: list[HistoryRow] = []
-        for number, value in enumerate(step_times):
-            fields = tonight if number == len(step_times) - 1 else {}
-            night = str(date(2026, 8, 1) + timedelta(days=number))
-            record = make_record(summary_of([value] * 50), night, **{"commit": f"{number:040x}"} | fields)
-            verdict = compare(record, rows)
-            rows.append(row_of(record, verdict))
-        return verdict, rows
+        verdict, rows = judged(tuple(step_times), **tonight)
+        return verdict, [*rows]
 
     return judge
 
