@@ -36,7 +36,10 @@ def _eval_batch(c: ConfigContainer) -> Iterator[str]:
     """Every data-parallel replica evaluates the same whole number of micro batches."""
     total = c.integer("validation.eval_global_batch_size") or c.integer("train.global_batch_size")
     micro = c.integer("validation.eval_micro_batch_size") or c.integer("train.micro_batch_size")
-    parallel = _eval_data_parallel(c)
+    parallel, context = c.data_parallel_size, c.integer("dist.eval_context_parallel_size")
+    if parallel is not None and context:
+        world = c.world_size or parallel * c.model_parallel_size
+        parallel = world // (c.model_parallel_size // c.size("context_parallel_size") * context)
     if total is None or micro is None:
         what = "global_batch_size" if total is None else "micro_batch_size"
         yield f"train.{what} is not set, and validation.eval_{what} is not either; write one"
@@ -45,15 +48,6 @@ def _eval_batch(c: ConfigContainer) -> Iterator[str]:
             f"eval_global_batch_size {total} is not a multiple of eval_micro_batch_size {micro} * data parallel size "
             f"{parallel} = {micro * parallel}; change one of them"
         )
-
-
-def _eval_data_parallel(c: ConfigContainer) -> int | None:
-    parallel = c.data_parallel_size
-    context = c.integer("dist.eval_context_parallel_size")
-    if parallel is None or not context:
-        return parallel
-    world = c.world_size or parallel * c.model_parallel_size
-    return world // (c.model_parallel_size // c.size("context_parallel_size") * context)
 
 
 # --- how long it trains ----------------------------------------------------------------------------------------------
