@@ -194,6 +194,8 @@ def is_left_out(decisions: Sequence[Decision], metric: str, night: str, verdict:
     if verdict is VerdictStatus.SUSPICIOUS and not is_accepted(decisions, metric, night):
         return True
     forced = in_force(decisions, metric)
+    if not forced:  # nearly always, and asked for each night of each metric
+        return False
     is_fixed = any(one.kind == "fixed" and one.since <= night <= one.night for one in forced)
     return is_fixed or night < level_start(forced, metric)
 
