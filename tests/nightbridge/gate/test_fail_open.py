@@ -11,10 +11,11 @@ import pytest
 
 from nightbridge.gate.verdict import compare
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import GatePolicy, RunRecord, Summary, Verdict, VerdictStatus
+from nightbridge.models import GatePolicy, Summary, Verdict, VerdictStatus
 from nightbridge.outputs.curves import read_curves
 from nightbridge.outputs.experiment import read_run
 from nightbridge.outputs.measurements import RunSettings, summarise
+from tests.builders import make_record, make_row
 
 STEPS = 50
 MEMORY = (
@@ -55,18 +56,23 @@ def log_of(
     return "\n".join(lines) + "\n"
 
 
+def summary_of_log(folder: Path, text: str) -> Summary:
+    log = folder / "log-account.nightly_0.out"
+    log.write_text(text)
+    return summarise(read_curves((), (log,)), GatePolicy(), STEPS, RunSettings(), None)
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> list[HistoryRow]:
+    """Nine good nights."""
+    good = summary_of_log(tmp_path_factory.mktemp("good"), log_of())
+    return [make_row(good, f"2026-11-0{day}") for day in range(1, 10)]
+
+
 @pytest.fixture
-def judge(tmp_path: Path, make_record: Callable[..., RunRecord], make_row: Callable[..., HistoryRow]) -> Judge:
+def judge(tmp_path: Path, history: list[HistoryRow]) -> Judge:
     """The verdict on a log, against nine good nights."""
-
-    def summary_of_log(text: str) -> Summary:
-        log = tmp_path / "log-account.nightly_0.out"
-        log.write_text(text)
-        return summarise(read_curves((), (log,)), GatePolicy(), STEPS, RunSettings(), None)
-
-    good = summary_of_log(log_of())
-    history = [make_row(good, f"2026-11-0{day}") for day in range(1, 10)]
-    return lambda text: compare(make_record(summary_of_log(text)), history)
+    return lambda text: compare(make_record(summary_of_log(tmp_path, text)), history)
 
 
 def test_identical_passes_there_and_here(judge: Judge) -> None:
@@ -129,7 +135,6 @@ def test_a_nan_moves_later_losses_to_other_steps_there_and_none_here(tmp_path: P
 @pytest.mark.parametrize("old_id", [4, 99999])
 def test_the_log_of_an_earlier_run_decides_by_chance_there_and_is_never_read_here(
     judge: Judge,
-    make_record: Callable[..., RunRecord],
     tmp_path: Path,
     old: float,
     new: float,
