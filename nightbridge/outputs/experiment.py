@@ -108,8 +108,12 @@ def read_run(job: Job, output_dir: Path | None, checkpoint_dir: Path | None = No
     )
 
 
+def read_files(job: Job, output_dir: Path | None, checkpoint_dir: Path | None = None) -> RunOutput:
+    """As `read_run`, but for the checkpoints, whose judgement takes the most time, and for what is not stored."""
+    return _sorted_files(_Tree(job.experiment_dir, output_dir, checkpoint_dir), job, output_dir)
+
+
 def _sorted_files(tree: "_Tree", job: Job, output_dir: Path | None) -> RunOutput:
-    """What a job left, but for its checkpoints, whose judgement takes the most time, and for what is not stored."""
     files = tree.files
     attempt_files = [job.attempt_dir / name for name in ATTEMPT_FILES]
     launcher_log = job.attempt_dir / "launcher.log"
@@ -299,9 +303,8 @@ def evidence_of(run: RunToRead) -> RunEvidence:
 
 def _read_evidence(argument: bytes) -> tuple[RunEvidence, bytes]:
     run = RunToRead.model_validate_json(argument)
-    job, plan = run.job, run.plan
-    tree = _Tree(job.experiment_dir, plan.output_dir, plan.checkpoint_dir)
-    return evidence(_sorted_files(tree, job, plan.output_dir), plan.max_steps), b""
+    plan = run.plan
+    return evidence(read_files(run.job, plan.output_dir, plan.checkpoint_dir), plan.max_steps), b""
 
 
 def evidence(output: RunOutput, steps_expected: int | None) -> RunEvidence:

@@ -27,7 +27,7 @@ from nightbridge.models import GatePolicy, Job, LaunchPlan, Model, RunSpec, Summ
 from nightbridge.models.metrics import METRICS
 from nightbridge.outputs.curves import LOG_FILE, STEP_COLUMNS, Curves, logging_interval, read_curves, value_of
 from nightbridge.outputs.event_files import metrics_parquet
-from nightbridge.outputs.experiment import RunOutput, RunToRead, read_facts, read_run
+from nightbridge.outputs.experiment import RunOutput, RunToRead, read_facts, read_files, read_run
 from nightbridge.outputs.logs import latest_steps
 from nightbridge.outputs.reader_process import read_in_child
 from nightbridge.outputs.what_ran import (
@@ -201,7 +201,7 @@ def _measure_run(argument: bytes) -> tuple[MeasuredRun, bytes]:
     settings = read_settings(run.spec, output.config_container)
     summary, table = measure(output, run.spec.test.gate, plan.max_steps, settings, run.job)
     summary = summary.model_copy(update={"damage": (*summary.damage, *unreadable_numbers(run.job.attempt_dir))})
-    earlier = tuple(read_run(job, _output_dir_of(job, plan)) for job in run.jobs[:-1])
+    earlier = tuple(read_files(job, _output_dir_of(job, plan)) for job in run.jobs[:-1])
     facts = read_facts(output, run.job, run.pinned)
     report = _report(run, output, table, summary)
     measured = MeasuredRun(output=output, summary=summary, earlier=earlier, facts=facts, training_report=report)

@@ -139,6 +139,15 @@ def test_what_is_no_number_says_nothing_and_is_named(name: str, run: RunFolder) 
     assert ("exit_code: not a file with a number" in measured.summary.damage) is (name != "number/huge")
 
 
+def test_checkpoints_of_an_earlier_attempt_are_not_looked_into(run: RunFolder) -> None:
+    """They are not stored, so that nothing in them can cost the run its reader."""
+    measured, _ = measure_run(RunToMeasure(jobs=(run.job, run.job), plan=plan_of(run), spec=make_spec()))
+
+    (earlier,) = measured.earlier
+    assert (earlier.logs, earlier.checkpoints) == (measured.output.logs, ())
+    assert measured.output.checkpoints
+
+
 # --- names and folders -----------------------------------------------------------------------------------------------
 
 
