@@ -25,9 +25,9 @@ from nightbridge.gate.judging import Rejudged, judge_again
 from nightbridge.gate.suspects import CommitsBetween
 from nightbridge.gate.trend import Trend, trends
 from nightbridge.harvest.manifest import last_attempt, load_record
-from nightbridge.history.history_store import compact, folder_of
+from nightbridge.history.history_store import compact
 from nightbridge.history.nightly_values import up_to
-from nightbridge.history.reading import read_history
+from nightbridge.history.reading import has_rows, read_history
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GOOD_VERDICTS, MetricName, VerdictStatus, is_day, utc_now
 from nightbridge.models.metrics import METRIC_BY_NAME
@@ -216,7 +216,7 @@ def _one_of(text: str, known: Sequence[str], what: str) -> str:
 
 def _place_of(store: ObjectStore, target: str, cluster: str) -> tuple[str, str, str]:
     """Cluster, series, and the run's night; no night where a series was named."""
-    if is_series(target) and next(iter(store.list(folder_of(cluster, target))), None):
+    if is_series(target) and has_rows(store, cluster, target):
         return cluster, target, ""
     record = load_record(store, last_attempt(store, target))
     if record is None:

@@ -37,6 +37,7 @@ from nightbridge.history.nightly_values import (
     agreement_of,
     band_of,
     beyond_limits,
+    fixed_band,
     is_required,
     noise_of_runs,
     strays_of,
@@ -107,9 +108,7 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
     if not is_required(metric, tonight.record.spec.test, own, known):
         return None
     if own is None:
-        return compare_with_band(
-            metric, None, Band(known[-1] if known else None, metric.threshold(series.gate), 0, 0.0), 0
-        )
+        return compare_with_band(metric, None, fixed_band(metric, series.gate, known[-1:]), 0)
     steady = series.steady
     good = [
         index

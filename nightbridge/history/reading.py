@@ -68,14 +68,15 @@ def series_of(store: ObjectStore, run: RunSpec, cluster: str) -> str:
     alias = read_stored(store, key, Alias, what="not an alias", advice="Delete it; it is written again")
     if alias is not None:
         return alias.series
-    if series == former or _has_rows(store, cluster, series) or not _has_rows(store, cluster, former):
+    if series == former or has_rows(store, cluster, series) or not has_rows(store, cluster, former):
         return series
     if store.put_if_absent(key, Alias(series=former).model_dump_json().encode()):
         return former
     return series_of(store, run, cluster)  # another process wrote one at the same moment
 
 
-def _has_rows(store: ObjectStore, cluster: str, series: str) -> bool:
+def has_rows(store: ObjectStore, cluster: str, series: str) -> bool:
+    """Whether the store has anything of a series."""
     return next(iter(store.list(folder_of(cluster, series))), None) is not None
 
 
@@ -110,8 +111,8 @@ def last_good_dump(store: ObjectStore, cluster: str, series: str, night: str) ->
         DamagedData: A row cannot be read.
         InvalidInput: It holds no ConfigContainer.
     """
-    past = (row for row in read_recent(store, cluster, series, night) if row.night < night and row.prefix)
-    good = [row for row in past if is_good(row)]
+    past = read_recent(store, cluster, series, night)
+    good = [row for row in past if row.night < night and row.prefix and is_good(row)]
     if not good:
         return None
     key = f"{good[-1].prefix}/{DUMPED}"
