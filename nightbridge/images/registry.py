@@ -231,11 +231,11 @@ def _request(url: str, headers: Mapping[str, str], method: str, reference: Image
         try:
             answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)
         except urllib.error.HTTPError as error:
-            pause = _retry_after(error)
-            if last_try or pause is None:
+            pause = error.headers.get("Retry-After", "") if error.code in (429, 503) else ""
+            if last_try or not pause.isdecimal() or float(pause) > _MAX_PAUSE_SECONDS:
                 raise
-            log.info("%s: rate limited, retrying in %.0f s", reference, pause)
-            time.sleep(pause)
+            log.info("%s: rate limited, retrying in %s s", reference, pause)
+            time.sleep(float(pause))
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a host or header that is none
             raise _no_answer(error, url, reference) from error
         else:
@@ -261,12 +261,6 @@ def _checked_request(
         return _request(url, headers, method, reference)
     except urllib.error.HTTPError as error:
         raise _refusal(error, reference) from error
-
-
-def _retry_after(error: urllib.error.HTTPError) -> float | None:
-    """Seconds from `Retry-After`; None where the server sent none, or more than we wait."""
-    pause = error.headers.get("Retry-After", "") if error.code in (429, 503) else ""
-    return float(pause) if pause.isdecimal() and float(pause) <= _MAX_PAUSE_SECONDS else None
 
 
 _PARAMETER = r'(\w++)\s*=\s*("[^"]*"|[^\s,]+)'
