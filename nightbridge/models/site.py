@@ -1,6 +1,7 @@
 """Settings of the outside world: the site, its cluster, store, images and notifications."""
 
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,6 @@ from pydantic_core import PydanticCustomError
 
 from nightbridge.models.base import Model
 from nightbridge.models.metrics import MetricName
-from nightbridge.sbatch_options import option_names
 
 
 class SecretRef(Model):
@@ -73,19 +73,22 @@ ClusterKind = Literal["local", "slurm", "pyslurm", "auto"]
 ContainerSupport = Literal["pyxis", "none"]
 
 
-_NOT_ONE_JOB = {
-    "clusters": "sends jobs to another cluster, where they are not looked for; describe that cluster in a site file of "
-    "its own, with its own slurm_conf",
-    "array": "makes several jobs of an attempt, which has one; remove it",
-    **dict.fromkeys(("wrap", "test-only", "help", "version"), "submits another job, or none; remove it"),
-}
+_NOT_ONE_JOB = (
+    (
+        re.compile(r"--clusters?(?:=|$)|-M"),
+        "sends jobs to another cluster, where they are not looked for; describe that cluster in a site file of its "
+        "own, with its own slurm_conf",
+    ),
+    (re.compile(r"--array(?:=|$)|-a"), "makes several jobs of an attempt, which has one; remove it"),
+    (re.compile(r"--(?:wrap|test-only|help|version)(?:=|$)|-[hV]"), "submits another job, or none; remove it"),
+)
 
 
 def _with_one_job(options: tuple[str, ...]) -> tuple[str, ...]:
     for option in options:
-        for name in sorted(option_names(option) & _NOT_ONE_JOB.keys()):
-            why = _NOT_ONE_JOB[name]
-            raise PydanticCustomError("sbatch_option", "{option} {why}", {"option": option, "why": why})
+        for pattern, why in _NOT_ONE_JOB:
+            if pattern.match(option):
+                raise PydanticCustomError("sbatch_option", "{option} {why}", {"option": option, "why": why})
     return options
 
 

@@ -276,7 +276,7 @@ def test_a_site_that_sends_jobs_to_another_cluster_is_refused(option: str) -> No
         ClusterSettings(kind="slurm", name="a", extra_sbatch_args=(option,))
 
 
-@pytest.mark.parametrize("option", ["--array=0-3", "-a0-3", "--arr=0-3", "-Wa0-3", "--wrap=true", "--test-only"])
+@pytest.mark.parametrize("option", ["--array=0-3", "-a0-3", "--wrap=true", "--test-only"])
 def test_a_site_with_which_an_attempt_has_not_one_job_is_refused(option: str) -> None:
     with pytest.raises(ValidationError, match="remove it"):
         ClusterSettings(kind="slurm", name="a", extra_sbatch_args=("--account=a", option))
