@@ -21,9 +21,8 @@ from pydantic import Field
 
 from nightbridge.attribution.belief import Design
 from nightbridge.bisect.plan import REPOSITORIES, Searched
-from nightbridge.embedded.notation import hostnames
 from nightbridge.gate.control import pinned_image, run_at
-from nightbridge.gate.nodes import ABOUT_NODES, on_nodes
+from nightbridge.gate.nodes import ABOUT_NODES, node_names, on_nodes
 from nightbridge.gate.suspects import neutral, requested_changes, variables_of
 from nightbridge.models import GitRepo, Model, RunRecord, RunSpec, Site, TestDefinition
 from nightbridge.models.series import NOT_IN_ENVIRONMENT
@@ -291,7 +290,7 @@ def _nodes(good: RunRecord, bad: RunRecord) -> Iterator[Factor]:
 
 
 def _nodes_of(record: RunRecord) -> tuple[str, ...]:
-    return tuple(hostnames(record.job.status.nodes)) if record.job.status else ()
+    return node_names(record.job.status.nodes) if record.job.status else ()
 
 
 def _option(text: str) -> str:

@@ -13,7 +13,6 @@ no alert. Most of them, but not all: unstable. Runs that disagree are repeated o
 """
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -103,7 +102,7 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
     decisions = in_force(tonight.evidence.decisions, metric.name)
     past = tonight.past_of(metric.name, decisions)
     series = MetricSeries(metric, tonight, past)
-    known = [value for value in series.past_values[metric.field] if value is not None]
+    known = [value for value in series.past_values() if value is not None]
     own = measured(metric, tonight.record.summary)
     if not is_required(metric, tonight.record.spec.test, own, known):
         return None
@@ -208,9 +207,8 @@ def _unproven(series: MetricSeries, band: Band) -> float:
     """How far a night may be away that history says too little about: as its own runs are apart, or as nodes may be."""
     first_nights, runs = series.gate.cold_start, series.runs
     spread = (max(runs) - min(runs)) / abs(min(runs)) if band.nights < first_nights and min(runs) else 0.0
-    *past, tonight = (night.own.nodes for night in series.tonight.nights)
-    nights_on = Counter(past)
-    tonights, usual = nights_on[tonight], max(nights_on.values(), default=0)
+    nodes = series.tonight.nights_on
+    tonights, usual = nodes[series.tonight.nights[-1].own.nodes], max(nodes.values(), default=0)
     is_unknown = series.metric.follows_cluster and tonights < MIN_NIGHTS <= usual
     return max(spread, UNKNOWN_NODES * is_unknown)
 

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from nightbridge.embedded.notation import hostnames
@@ -43,6 +44,12 @@ class NodeEffect(Model):
     p_value: float
 
 
+@lru_cache(maxsize=1024)  # a night asks for the same few of each night of the history
+def node_names(expression: str) -> tuple[str, ...]:
+    """The names in Slurm's node expression, as `hostnames` has them."""
+    return tuple(hostnames(expression))
+
+
 def node_effects(nights: Sequence[Night], metric: Metric) -> tuple[NodeEffect, ...]:
     """The nodes with which a metric is another, the worst first.
 
@@ -50,7 +57,7 @@ def node_effects(nights: Sequence[Night], metric: Metric) -> tuple[NodeEffect, .
     nodes alike, do not count. Welch's t-test, and at least `MIN_NIGHTS` nights with and without the node.
     """
     values = night_values(nights, metric)
-    known = [(hostnames(night.own.nodes), value) for night, value in zip(nights, values, strict=True) if value]
+    known = [(node_names(night.own.nodes), value) for night, value in zip(nights, values, strict=True) if value]
     ratios = [value / _around(known, index) - 1 for index, (_nodes, value) in enumerate(known)]
     found = []
     for node in sorted({node for names, _value in known for node in names}):
@@ -91,7 +98,7 @@ def suspects_among(
     is named where the history knows too few other nodes to run on.
     """
     metric = METRIC_BY_NAME["step_time"]
-    tonights = hostnames(tonight.own.nodes)
+    tonights = node_names(tonight.own.nodes)
     slow = [effect for effect in node_effects(past[-100:], metric) if effect.node in tonights]
     reasons = [
         f"{effect.node} is a slow node: {effect.change:+.1%} {metric.label} in the {effect.nights} nights that had it"
@@ -107,7 +114,7 @@ def suspects_among(
         reasons.append(
             f"no pinned version changed since {unchanged_since}, the last good night: check the nodes, not the code"
         )
-    others = {node for night in past for node in hostnames(night.own.nodes)} - suspects
+    others = {node for night in past for node in node_names(night.own.nodes)} - suspects
     # A run that may not have its nodes, on a cluster without others, would wait indefinitely.
     return tuple(sorted(suspects)) if len(others) >= len(tonights) else (), tuple(reasons)
 
@@ -137,8 +144,8 @@ def place_pairs(
         suspects: Nodes that are suspect already; without any, all that tonight's run had.
         most: Runs of the night at most; None for no such limit.
     """
-    own = tuple(hostnames(tonight.own.nodes))
-    others = {node for night in past for node in hostnames(night.own.nodes)} - set(own)
+    own = node_names(tonight.own.nodes)
+    others = {node for night in past for node in node_names(night.own.nodes)} - set(own)
     avoid = suspects or (own if len(others) >= len(own) > 0 else ())
     started = max((row.repeat for row in tonight.arms), default=0)
     if reruns > started or not avoid:
@@ -146,7 +153,7 @@ def place_pairs(
     metric = METRIC_BY_NAME["step_time"]
     clean, tried = (
         [
-            (set(hostnames(row.nodes)), value)
+            (set(node_names(row.nodes)), value)
             for row in tonight.arms
             if row.arm and row.arm.on_suspects == is_tried and (value := run_value(row, metric)) is not None
         ]
@@ -178,13 +185,13 @@ def _only_in_worse(tonight: Night, metric: Metric) -> tuple[str, ...]:
     middle = (min(values) + max(values)) / 2
     if max(values) / min(values) - 1 < 2 * MIN_EFFECT:
         return ()
-    worse = [set(hostnames(run.nodes)) for run, value in runs if value > middle]
-    better = [set(hostnames(run.nodes)) for run, value in runs if value <= middle]
+    worse = [set(node_names(run.nodes)) for run, value in runs if value > middle]
+    better = [set(node_names(run.nodes)) for run, value in runs if value <= middle]
     fine = {node for nodes in better for node in nodes}
     return tuple(sorted(set.intersection(*worse) - fine))
 
 
-def _around(known: Sequence[tuple[list[str], float]], index: int, near: int = 5) -> float:
+def _around(known: Sequence[tuple[tuple[str, ...], float]], index: int, near: int = 5) -> float:
     others = [known[at][1] for at in range(max(0, index - near), min(len(known), index + near + 1)) if at != index]
     return statistics.median(others) if others else known[index][1]
 

@@ -1,6 +1,7 @@
 """What is judged: tonight's run, the nights before it, and each metric's values without what the cluster explains."""
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -89,12 +90,29 @@ class Tonight:
         """The nights before, None for one that counts for no metric whatever was decided."""
         return tuple(None if night.own.resumed else night for night in self.nights[:-1])
 
+    @cached_property
+    def _past_undecided(self) -> tuple[Night | None, ...]:
+        return self._past_decided("", ())
+
     def past_of(self, metric: str, decisions: Sequence[Decision]) -> tuple[Night | None, ...]:
-        """The same for one metric, by the decisions about it."""
+        """The same for one metric, by the decisions about it: most metrics have none, and then the same nights."""
+        return self._past_decided(metric, decisions) if decisions else self._past_undecided
+
+    def _past_decided(self, metric: str, decisions: Sequence[Decision]) -> tuple[Night | None, ...]:
         return tuple(
             None if night is None or is_left_out(decisions, metric, night.own.night, night.own.verdict) else night
             for night in self.past
         )
+
+    @cached_property
+    def repeated(self) -> tuple[int, ...]:
+        """Which of the nights before have more runs than their own, or count another."""
+        return tuple(at for at, night in enumerate(self.nights[:-1]) if night.runs != (night.own,))
+
+    @cached_property
+    def nights_on(self) -> Counter[str]:
+        """How many of the nights before ran on which nodes."""
+        return Counter(night.own.nodes for night in self.nights[:-1])
 
 
 @dataclass(frozen=True)
@@ -118,10 +136,15 @@ class MetricSeries:
         return canary_values(self.tonight.nights, self.tonight.evidence.canary, self.metric)
 
     @cached_property
-    def past_values(self) -> dict[str, list[float | None]]:
-        """Each past night's value, by field: the metric's own, and the others that measure the same."""
-        fields = (self.metric.field, *self.metric.statistics)
-        return {field: night_values(self.past, self.metric, field) for field in fields}
+    def _past_values(self) -> dict[str, list[float | None]]:
+        return {}
+
+    def past_values(self, field: str = "") -> list[float | None]:
+        """Each past night's value, of the metric or of another field that measures the same."""
+        field = field or self.metric.field
+        if field not in self._past_values:
+            self._past_values[field] = night_values(self.past, self.metric, field)
+        return self._past_values[field]
 
     @cached_property
     def runs(self) -> list[float]:
@@ -133,7 +156,7 @@ class MetricSeries:
     @cached_property
     def steady(self) -> list[float | None]:
         """The values of all nights, tonight's median last, without what the canary and the nodes explain."""
-        return self.without_cluster([*self.past_values[self.metric.field], statistics.median(self.runs)])
+        return self.without_cluster([*self.past_values(), statistics.median(self.runs)])
 
     @cached_property
     def steadiest(self) -> tuple[str, Sequence[float | None]]:
@@ -143,7 +166,7 @@ class MetricSeries:
         choices = {self.metric.field: self.steady}
         for field in self.metric.statistics:
             own = night_value(self.tonight.nights[-1], self.metric, field)
-            choices[field] = self.without_cluster([*self.past_values[field], own])
+            choices[field] = self.without_cluster([*self.past_values(field), own])
         chosen = steadiest(choices)
         return chosen, choices[chosen]
 
@@ -153,19 +176,19 @@ class MetricSeries:
 
     def first_runs(self, field: str, steady: Sequence[float | None]) -> list[float | None]:
         """Each past night's first run alone, adjusted as the night's value of the field was."""
-
-        def first(night: Night | None, value: float | None, level: float | None) -> float | None:
-            if night is None or len(night.runs) == 1:
-                return level
-            own = run_value(night.own, self.metric, field)
-            return None if own is None else own * ratio(value, level)
-
-        return [*map(first, self.past, self.past_values[field], steady)]
+        values = self.past_values(field)
+        # The value of most nights is their only run's.
+        firsts = [level if value else value for value, level in zip(values, steady, strict=False)]
+        for at in self.tonight.repeated:
+            night = self.past[at]
+            own = run_value(night.own, self.metric, field) if night else None
+            firsts[at] = None if own is None else own * ratio(values[at], steady[at])
+        return firsts
 
     def runs_before_decision(self, field: str) -> list[float]:
         """What the first runs of the good nights measured that decisions have left out; their noise still holds."""
         everything = MetricSeries(self.metric, self.tonight, self.tonight.past)
-        steady = everything.without_cluster([*everything.past_values[field], None])
+        steady = everything.without_cluster([*everything.past_values(field), None])
         firsts = zip(everything.first_runs(field, steady), self.tonight.past, self.past, strict=True)
         return [
             value
@@ -187,8 +210,9 @@ def slow_mode(tonight: Tonight, worse: Set[str], too_good: Set[str] = frozenset(
     if (worse | too_good) - speeds:
         return ""
     step_time = METRIC_BY_NAME["step_time"]
-    values = [None if night.own.resumed else run_value(night.own, step_time) for night in tonight.nights]
-    modes = find_modes(MetricSeries(step_time, tonight, tonight.past).without_cluster(values))
+    own = tuple(None if night.own.resumed else night for night in tonight.nights)
+    values = [run_value(night.own, step_time) if night else None for night in own]
+    modes = find_modes(MetricSeries(step_time, tonight, own).without_cluster(values))
     if modes is None:
         return ""
     nights = [[measured(step_time, run.summary) or 0.0 for run in night.runs] for night in tonight.nights]

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 from nightbridge.errors import InvalidInput
 from nightbridge.history.reading import is_good
-from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, measured
-from nightbridge.models import NO_VALUE, GatePolicy, Limits, TestDefinition, VerdictStatus
+from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, measure_of, measured
+from nightbridge.models import NO_VALUE, GatePolicy, Limits, Summary, TestDefinition, VerdictStatus
 from nightbridge.models.metrics import Metric
 from nightbridge.numbers import format_count
 
@@ -44,6 +44,16 @@ class Night:
     own: HistoryRow
     runs: tuple[HistoryRow, ...]
     arms: tuple[HistoryRow, ...] = ()
+
+    @cached_property
+    def summaries(self) -> tuple[Summary, ...]:
+        """What its runs measured, of those with numbers that stand for the test; each metric asks for them."""
+        return tuple(run.summary for run in self.runs if _has_values(run))
+
+    @cached_property
+    def only(self) -> Summary | None:
+        """The one of these, where there is one, as in most nights."""
+        return self.summaries[0] if len(self.summaries) == 1 else None
 
     @cached_property
     def is_good(self) -> bool:
@@ -141,25 +151,36 @@ def pins_of(row: HistoryRow) -> tuple[str | None, ...]:
 
 
 def run_value(run: HistoryRow, metric: Metric, field: str = "") -> float | None:
-    """What one run measured of a metric, or of another field that measures the same, where it stands for the test."""
-    stands = run.outcome in COMPLETE_OUTCOMES and run.verdict not in NO_VALUE
-    return measured(metric, run.summary, field) if stands else None
+    """What one run measured of a metric, or of another field that measures the same."""
+    return measured(metric, run.summary, field) if _has_values(run) else None
 
 
-def values_of(runs: Iterable[HistoryRow], metric: Metric, field: str = "") -> list[float]:
+def values_of(runs: Iterable[HistoryRow], metric: Metric) -> list[float]:
     """The same of each of some runs that measured it."""
-    return [value for run in runs if (value := run_value(run, metric, field)) is not None]
+    return [value for run in runs if (value := run_value(run, metric)) is not None]
+
+
+def _has_values(run: HistoryRow) -> bool:
+    return run.outcome in COMPLETE_OUTCOMES and run.verdict not in NO_VALUE
 
 
 def night_value(night: Night, metric: Metric, field: str = "") -> float | None:
     """The median of the night's runs that measured it."""
-    known = values_of(night.runs, metric, field)
-    return statistics.median(known) if known else None
+    return night_values([night], metric, field)[0]
 
 
 def night_values(nights: Sequence[Night | None], metric: Metric, field: str = "") -> list[float | None]:
     """The same of each night; None for one that does not count."""
-    return [night_value(night, metric, field) if night else None for night in nights]
+    measure = measure_of(metric, field)
+    return [
+        measure(night.only) if night and night.only else _median(map(measure, night.summaries if night else ()))
+        for night in nights
+    ]
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def canary_values(nights: Sequence[Night], canary: Sequence[HistoryRow], metric: Metric) -> list[float | None]:

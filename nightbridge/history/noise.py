@@ -9,13 +9,14 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Places = NDArray[np.intp]
 
 NEAR = 3
 """Reference nights on each side of one that ran on other nodes."""
@@ -96,7 +97,7 @@ def remove_node_effects(values: Sequence[float | None], nodes: Sequence[str]) ->
         return _as_list(adjusted)
     reference = int(np.argmax(counts))
     anchors = np.flatnonzero(known & (set_of_night == reference))
-    around = np.pad(raw[anchors], NEAR, constant_values=np.nan)
+    around = padded(raw[anchors], NEAR)
     for other in np.flatnonzero(counts >= LEAST_NIGHTS):
         if other == reference:
             continue
@@ -134,7 +135,7 @@ def strays(values: Sequence[float | None], noise: float) -> list[float]:
         noise: By how much consecutive nights differ, as `night_noise` has it.
     """
     known = _finite(values)
-    weeks = row_medians(sliding_window_view(np.pad(known, WEEK, constant_values=np.nan), WEEK))
+    weeks = row_medians(padded(known, WEEK)[_windows(known.size + WEEK + 1, WEEK)])
     before, after = weeks[: known.size], weeks[WEEK + 1 :]
     with np.errstate(divide="ignore", invalid="ignore"):  # a level of zero has no ratios
         distances, apart = (np.abs(place / before - 1) for place in (known, after))
@@ -254,9 +255,23 @@ def _quantile(values: Array, share: float) -> float:
     return float(ordered[below] + (position - below) * (ordered[above] - ordered[below]))
 
 
+def padded(values: Array, near: int) -> Array:
+    """The same with so many NaN before and after."""
+    room = np.full(values.size + 2 * near, np.nan)
+    room[near : near + values.size] = values
+    return room
+
+
 def windows_around(values: Array, near: int) -> Array:
     """A row for each value, of it and so many on each side; NaN where there are none."""
-    return sliding_window_view(np.pad(values, near, constant_values=np.nan), 2 * near + 1)
+    return padded(values, near)[_windows(values.size, 2 * near + 1)]
+
+
+@lru_cache(maxsize=256)
+def _windows(count: int, width: int) -> Places:
+    """The places of so many overlapping windows. numpy's view of them, and its `pad`, take longer than a copy."""
+    places: Places = np.arange(count)[:, np.newaxis] + np.arange(width)
+    return places
 
 
 def row_medians(rows: Array) -> Array:

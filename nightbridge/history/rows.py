@@ -7,9 +7,10 @@ of their commits. What has names of its own (facts, sweep points) is JSON. See d
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from functools import cache
+from operator import attrgetter
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -196,10 +197,19 @@ def measured(metric: Metric, summary: Summary, field: str = "") -> float | None:
         summary: What the run measured.
         field: Another field that measures the same; empty for the metric's own.
     """
-    value: float | None
-    value = curve_level(summary) if metric.name == "loss_curve" else getattr(summary, field or metric.field)
+    return measure_of(metric, field)(summary)
+
+
+def measure_of(metric: Metric, field: str = "") -> Callable[[Summary], float | None]:
+    """What takes the value of a metric out of a summary, as `measured` does: for whoever reads a history's."""
+    read = curve_level if metric.name == "loss_curve" else attrgetter(field or metric.field)
     least = 0.0 if metric.must_be_positive else -math.inf
-    return value if value is not None and least < value < math.inf else None
+
+    def measure(summary: Summary) -> float | None:
+        value: float | None = read(summary)
+        return value if value is not None and least < value < math.inf else None
+
+    return measure
 
 
 def curve_level(summary: Summary) -> float | None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from nightbridge.gate.comparison import reruns_wanted
+from nightbridge.gate.nodes import node_names
 from nightbridge.gate.verdict import compare
 from nightbridge.history.nightly_values import agreement_of
 from nightbridge.history.rows import HistoryRow, row_of
@@ -135,3 +136,17 @@ def test_a_good_night_blames_no_nodes(judge: Callable[..., Verdict]) -> None:
 
     assert verdict.status is VerdictStatus.PASSED
     assert not any("check the nodes" in reason for reason in verdict.reasons)
+
+
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [
+        ("", ()),
+        ("login", ("login",)),
+        ("node[1-3,5],login", ("node1", "node2", "node3", "node5", "login")),
+        ("gpu[08-10]-ib", ("gpu08-ib", "gpu09-ib", "gpu10-ib")),
+        ("odd[a-b]", ("odd[a-b]",)),
+    ],
+)
+def test_a_node_expression_is_expanded(expression: str, names: tuple[str, ...]) -> None:
+    assert node_names(expression) == names
