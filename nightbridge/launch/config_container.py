@@ -176,27 +176,31 @@ def check_yaml(data: bytes) -> None:
 
     libyaml's parser keeps its own stack and expands nothing. What builds values from its events recurses in C, resolves
     merge keys into copies, and converts numbers of any length. Who walks the values meets what a reference stands for
-    each time, so it counts each time.
+    each time, so its values and its levels count each time.
 
     Raises:
         ValueError: It is not YAML, or nests deeper, holds more, or has other things than a configuration.
     """
     import yaml
 
-    number, opened, sizes = 0, list[tuple[str | None, int]](), dict[str | None, int]()
+    number, opened, sizes = 0, list[tuple[str | None, int]](), dict[str | None, tuple[int, int]]()
+    below = [0]  # the most levels in each of the opened, and in the whole
     try:
         for event in yaml.parse(data, Loader=yaml.CSafeLoader):
             number += 1
             if isinstance(event, yaml.CollectionStartEvent):
                 opened.append((event.anchor, number))
+                below.append(0)
             elif isinstance(event, yaml.CollectionEndEvent):
-                anchor, start = opened.pop()
-                sizes[anchor] = number - start
+                (anchor, start), levels = opened.pop(), below.pop() + 1
+                sizes[anchor] = number - start, levels
+                below[-1] = max(below[-1], levels)
             elif isinstance(event, yaml.AliasEvent):
                 if event.anchor in {anchor for anchor, _ in opened}:
                     raise ValueError("a reference to what it is a part of")
-                number += sizes.get(event.anchor, 0)
-            if len(opened) > _MAX_DEPTH or number > _MAX_EVENTS:
+                more, levels = sizes.get(event.anchor, (0, 0))
+                number, below[-1] = number + more, max(below[-1], levels)
+            if len(opened) + below[-1] > _MAX_DEPTH or number > _MAX_EVENTS:
                 raise ValueError(f"more than {_MAX_DEPTH} levels or {_MAX_EVENTS} values")
             if isinstance(event, yaml.ScalarEvent) and event.implicit[0]:
                 if event.value == "<<":
@@ -290,7 +294,7 @@ def with_overrides(container: ConfigContainer, overrides: Sequence[str]) -> Conf
                 # As Hydra reads it: `1e-5` is a number, which it is not in YAML.
                 is_collection = text.strip()[:1] in ("[", "{")
                 parent[last] = None if removes else yaml.safe_load(text) if is_collection else hydra_value(text)
-            except yaml.YAMLError:
+            except (yaml.YAMLError, ValueError, RecursionError):  # such as a date or a number that Python has not
                 problems.append(f"{override!r} has an invalid value")
     if problems:
         raise InvalidInput("the overrides are not valid", subject=str(container.path), violations=problems)

@@ -22,7 +22,12 @@ def test_a_configuration_with_masked_values_is_read() -> None:
 DOUBLED = "\n".join(f"k{number}: &a{number} {{p: *a{number - 1}, q: *a{number - 1}}}" for number in range(1, 40))
 
 
-@pytest.mark.parametrize("more", [DOUBLED, "m: &m {x: 1, y: *m}"], ids=["2^40 values", "a part of itself"])
+DEEPER = "\n".join(f"k{number}: &a{number} {'{x: ' * 60}*a{number - 1}{'}' * 60}" for number in range(1, 30))
+
+
+@pytest.mark.parametrize(
+    "more", [DOUBLED, DEEPER, "m: &m {x: 1, y: *m}"], ids=["2^40 values", "1,740 levels", "a part of itself"]
+)
 def test_references_cannot_make_a_file_larger_than_it_may_be(more: str) -> None:
     with pytest.raises(InvalidInput, match="not valid YAML"):
         parse_container(f"model: &a0 {{x: 1}}\ntrain: {{y: 1}}\n{more}\n".encode(), Path("c.yaml"))
@@ -50,6 +55,16 @@ def test_an_override_that_names_no_key_is_refused_with_the_one_that_was_meant(ov
         with_overrides(container, [override])
 
     assert len(refused.value.violations) == 1
+
+
+@pytest.mark.parametrize("value", ["[1", "[2026-02-30]", f"[{'1' * 5000}]", "[" * 3000])
+def test_a_list_that_has_no_value_is_refused(value: str) -> None:
+    container = ConfigContainer(Path("c.yaml"), {"model": {"sizes": [1]}, "train": {}})
+
+    with pytest.raises(InvalidInput) as refused:
+        with_overrides(container, [f"model.sizes={value}"])
+
+    assert refused.value.violations == (f"'model.sizes={value}' has an invalid value",)
 
 
 def test_numbers_are_hydras_and_names_of_variables_are_free() -> None:
