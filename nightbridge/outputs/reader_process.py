@@ -237,7 +237,8 @@ def call_shared(reader: _Reader, argument: BaseModel, answer: type[_Answer], roo
             except NightbridgeError:
                 raise
             except BaseException:  # it has died, or its answer to an interrupted call is still to come
-                del _shared[setup]
+                with _shared_lock:  # under which another thread may just have found it
+                    del _shared[setup]
                 raise
 
 

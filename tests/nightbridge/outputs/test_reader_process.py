@@ -18,7 +18,7 @@ from nightbridge.outputs import reader_process
 from nightbridge.outputs.checkpoints import layout_state
 from nightbridge.outputs.event_files import read_event_files
 from nightbridge.outputs.logs import read_logs
-from nightbridge.outputs.reader_process import ReaderDied, call_shared, read_in_child
+from nightbridge.outputs.reader_process import Child, ReaderDied, Setup, call_shared, read_in_child
 from tests.nightbridge.outputs import misbehaving_readers as readers
 from tests.nightbridge.outputs.misbehaving_readers import Answer, Folder
 
@@ -206,6 +206,24 @@ def test_a_call_that_waits_for_a_shared_child_outlives_its_death_over_the_files_
     assert call_shared(readers.hang, Folder(folder=neighbour), Answer, (folder.parent,)).read == {"a": "read"}
     first.join()
     assert died == [folder / "b"]
+
+
+def test_a_dead_child_is_forgotten_in_no_moment_in_which_another_thread_looks_for_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its being found and taken it was gone, which was a KeyError."""
+    under_the_lock = []
+
+    class Children(dict[Setup, Child]):
+        def __delitem__(self, setup: Setup) -> None:
+            under_the_lock.append(reader_process._shared_lock.locked())
+            super().__delitem__(setup)
+
+    monkeypatch.setattr(reader_process, "_shared", Children())
+    with pytest.raises(ReaderDied):
+        call_shared(readers.crash, Folder(folder=folder), Answer, (folder,))
+
+    assert under_the_lock == [True]
 
 
 def test_a_call_that_was_interrupted_leaves_its_answer_to_no_other(
