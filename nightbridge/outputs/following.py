@@ -96,7 +96,7 @@ class RunFollower:
             news = call_shared(_follow, followed, LogNews, self._roots)
         except ReaderDied as death:
             self._died = True
-            what = f"not followed any more: {death.reason} at {death.path}"
+            what = f"not followed any more: {death.reason} at {death.path or 'no file'}"
             raise DamagedData(what, subject=followed.job.name) from death
         # Masked before it is cut, and as one text: half of a secret is one, too.
         lines = mask_text("\n".join(news.lines), self._secrets).split("\n") if news.lines else []

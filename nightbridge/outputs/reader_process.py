@@ -140,7 +140,7 @@ class Child:
             ReaderDied: There was none.
             NightbridgeError: What the function has raised.
         """
-        began = time.monotonic()
+        began, self._path = time.monotonic(), None  # what an earlier call has opened is no cause of this one's death
         # The child ends itself in time, but for one that waits for a file system which does not answer.
         self._connection.settimeout(CPU_SECONDS * WALL_PER_CPU + _BACKSTOP_SECONDS)
         try:

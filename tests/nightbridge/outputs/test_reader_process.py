@@ -226,6 +226,20 @@ def test_a_dead_child_is_forgotten_in_no_moment_in_which_another_thread_looks_fo
     assert under_the_lock == [True]
 
 
+def test_a_shared_child_that_dies_before_it_opens_a_file_blames_none_of_an_earlier_call(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "bd":
+        (folder / name).write_text("good")
+    call_shared(readers.crash, Folder(folder=folder), Answer, (folder,))
+
+    monkeypatch.setattr(reader_process, "_receive", lambda _connection: None)
+    with pytest.raises(ReaderDied) as died:
+        call_shared(readers.crash, Folder(folder=folder), Answer, (folder,))
+
+    assert died.value.path is None
+
+
 def test_a_call_that_was_interrupted_leaves_its_answer_to_no_other(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
