@@ -41,7 +41,10 @@ SUSPECT_LABEL = "nightbridge.suspected_at"
 """Label of a flow run that was found without a process, by its heartbeats: when, in seconds since 1970."""
 
 DOUBT_LABEL = "nightbridge.doubt"
-"""Label of a flow run that stays as it is, or of which something cannot be known: what the log has said of it."""
+"""Label of a flow run of which something cannot be known: what the log has said of it."""
+
+END_LABEL = "nightbridge.end"
+"""Label of a flow run that crashed once too often: what the log has said of it."""
 
 _STARTED = [StateType.PENDING, StateType.RUNNING]
 _UNFINISHED = [kind for kind in StateType if kind not in TERMINAL_STATES]
@@ -168,15 +171,15 @@ def _sign_of(client: SyncPrefectClient, run: FlowRun) -> LastSign | None:
         workspace = workspace_of(run)
         return last_sign(workspace, str(run.id)) if workspace else None
     except NightbridgeError as error:
-        _say_once(client, run, f"its sign of life cannot be read: {error}")
+        _say_once(client, run, DOUBT_LABEL, f"its sign of life cannot be read: {error}")
         return None
 
 
-def _say_once(client: SyncPrefectClient, run: FlowRun, doubt: str) -> None:
-    """Warn of a flow run, and not every five minutes again: once, until there is something else to say of it."""
-    if run.labels.get(DOUBT_LABEL) != doubt:
-        get_run_logger().warning("%s (%s): %s", run.name, run.id, doubt)
-        client.update_flow_run_labels(run.id, {DOUBT_LABEL: doubt})
+def _say_once(client: SyncPrefectClient, run: FlowRun, label: str, what: str) -> None:
+    """Warn of a flow run, and not every five minutes again: once, until it is something else that the label notes."""
+    if run.labels.get(label) != what:
+        get_run_logger().warning("%s (%s): %s", run.name, run.id, what)
+        client.update_flow_run_labels(run.id, {label: what})
 
 
 def _has_heartbeat(client: SyncPrefectClient, run: FlowRun, now: datetime, seconds: float) -> bool:
@@ -220,7 +223,7 @@ def _finish_cancellation(client: SyncPrefectClient, run: FlowRun) -> None:
         if is_recorded(plan, max(starts, default=plan.start.begun_at)):
             return
     except NightbridgeError as error:
-        _say_once(client, run, f"whether its jobs are cancelled is not known: {error}")
+        _say_once(client, run, DOUBT_LABEL, f"whether its jobs are cancelled is not known: {error}")
         return
     assert run.state is not None  # it was found by its state
     get_run_logger().warning("%s (%s): it was cancelled, its jobs may live: cancelling them", run.name, run.id)
@@ -239,7 +242,7 @@ def _resume(client: SyncPrefectClient, run: FlowRun) -> None:
     # A person's resumption after a suspension has the same name.
     times = 1 + sum(after.name == RESUMING and before.is_crashed() for before, after in pairwise(states))
     if times > MAX_RESUMES:
-        _say_once(client, run, "crashed once more, and stays as it is")
+        _say_once(client, run, END_LABEL, "crashed once more, and stays as it is")
         return
     message = f"Its process was gone; it is resumed, {times} of at most {MAX_RESUMES} times"
     client.set_flow_run_state(run.id, Scheduled(name=RESUMING, message=message))

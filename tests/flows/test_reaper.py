@@ -313,16 +313,26 @@ def test_what_cannot_be_known_of_a_night_is_said_once_until_it_is_another_doubt(
     assert said == ["site.toml: no such file", "site.toml: not valid TOML"]
 
 
+@pytest.mark.parametrize("doubts", [[], ["its sign of life cannot be read: site.toml: no such file"]])
 def test_that_a_night_crashed_once_too_often_is_said_once(
-    client: SyncPrefectClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    doubts: list[str],
+    client: SyncPrefectClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    night = made(client, tmp_path, Running(), *(Crashed(), Scheduled(name="Resuming"), Running()) * 3, Crashed())
+    def unknown(_run: FlowRun) -> Path:
+        raise InvalidInput("no such file", subject="site.toml")
 
-    reap()
-    reap()
+    night = made(client, tmp_path, Running(), *(Crashed(), Scheduled(name="Resuming"), Running()) * 3, Crashed())
+    if doubts:
+        monkeypatch.setattr("nightbridge.flows.reaper.workspace_of", unknown)
+
+    for _ in range(3):
+        reap()
 
     said = [message.partition("): ")[2] for message in caplog.messages if str(night) in message]
-    assert said == ["crashed once more, and stays as it is"]
+    assert said == [*doubts, "crashed once more, and stays as it is"]
 
 
 def test_flow_runs_of_others_are_left_alone(client: SyncPrefectClient, tmp_path: Path) -> None:
