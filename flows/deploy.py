@@ -153,12 +153,22 @@ def _definitions() -> list[Mapping[str, Any]]:
         raise InvalidInput(f"cannot be read: {' '.join(str(error).split())}", subject=DEFINITION) from error
     if not isinstance(own, dict) or own.get("name") != PROJECT:  # of another project, which has its own
         own = yaml.safe_load(Path(__file__).with_name(DEFINITION).read_text("utf-8"))
-    definitions: list[Mapping[str, Any]] = own.get("deployments") or []
-    for each in definitions:
-        if lacking := ", ".join(sorted(_REQUIRED - set(each or ()))):
+    definitions: list[Mapping[str, Any]] = []
+    for each in own.get("deployments") or []:
+        given = {key: value for key, value in each.items() if value is not None} if isinstance(each, dict) else {}
+        if lacking := ", ".join(_lacking(given)):
             advice = "Add it, as the prefect.yaml of nightbridge has it"
             raise InvalidInput(f"a deployment lacks {lacking}", subject=DEFINITION, advice=advice)
+        definitions.append(given)
     return definitions
+
+
+def _lacking(definition: Mapping[str, Any]) -> Iterator[str]:
+    """The keys that each deployment has, and this one has not."""
+    yield from sorted(_REQUIRED - definition.keys())
+    parts: list[tuple[str, Sequence[str], Any]] = [("work_pool", ("name",), definition.get("work_pool", {"name"}))]
+    parts += [("schedules", ("cron", "slug"), given) for given in definition.get("schedules", ())]
+    yield from (f"{part}.{key}" for part, keys, given in parts for key in keys if key not in (given or ()))
 
 
 def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (frozen)

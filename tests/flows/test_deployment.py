@@ -161,8 +161,13 @@ def test_a_prefect_yaml_that_cannot_be_read_is_an_error_of_its_own(
     [
         ("{name: ours, entrypoint: nightbridge.flows.nightly.nightly}", "lacks description, tags, work_pool"),
         ("ours", "lacks description, entrypoint, name, tags, work_pool"),
+        ("{name: ours, entrypoint: a.b, description: A night., tags: [], work_pool: {}}", r"lacks work_pool\.name"),
         (
-            "{name: ours, entrypoint: nightbridge.flows.nightly.nigthly, description: A night., tags: [], work_pool: {}}",
+            "{name: ours, entrypoint: a.b, description: , tags: , work_pool: {name: p}, schedules: [{interval: 60}]}",
+            r"lacks description, tags, schedules\.cron, schedules\.slug",
+        ),
+        (
+            "{name: ours, entrypoint: nightbridge.flows.nightly.nigthly, description: A night., tags: [], work_pool: {name: p}}",
             r"nightly\.nigthly: no such flow: .*\. Correct the entrypoint of ours in prefect\.yaml",
         ),
     ],
