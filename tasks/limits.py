@@ -143,8 +143,8 @@ def _refusal(names: list[str], error: ConcurrencySlotAcquisitionError) -> str:
 def _taken(names: list[str], check: Callable[[], None]) -> Iterator[None]:
     """Hold a slot of each limit. Where they cannot be given back they come back with the end of their lease."""
     slots = contextlib.ExitStack()
-    _take(names, slots, check)
     try:
+        _take(names, slots, check)
         yield
     finally:
         try:
