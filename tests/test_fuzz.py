@@ -263,7 +263,7 @@ def test_any_answer_of_a_registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr("nightbridge.images.registry._TIMEOUT_SECONDS", 2)
     monkeypatch.setattr("nightbridge.images.registry.time.sleep", lambda _: None)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hostile)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     reference = parse_reference(f"127.0.0.1:{server.server_port}/team/image:1")
     try:
         for number in range(ANSWERS):

@@ -84,7 +84,7 @@ def test_nginx_as_it_is_documented_passes_on_as_much_as_prefect_sends_at_once(tm
     need(balanced_missing_reason())
     (port,) = free_ports(1)
     with ThreadingHTTPServer(("127.0.0.1", 0), _Counting) as upstream:
-        threading.Thread(target=upstream.serve_forever, daemon=True).start()
+        threading.Thread(target=upstream.serve_forever, args=(0.05,), daemon=True).start()
         nginx = subprocess.Popen(nginx_as_documented(tmp_path, port, [upstream.server_port]))
         try:
             wait_until(lambda: (tmp_path / "nginx.pid").exists())

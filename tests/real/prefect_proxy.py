@@ -69,7 +69,7 @@ class PrefectProxy:
         """Take connections, on the same port as before."""
         self._listener = _Listener(self)
         self.port = self._listener.server_port
-        threading.Thread(target=self._listener.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        threading.Thread(target=self._listener.serve_forever, args=(0.05,), daemon=True).start()
 
     def stop(self) -> None:
         """Break every connection, and refuse further ones."""

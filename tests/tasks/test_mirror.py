@@ -45,7 +45,7 @@ class Api(BaseHTTPRequestHandler):
 def listening() -> Iterator[None]:
     """One server for all, as each change of Prefect's settings takes a tenth of a second of a core."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/api"
     with temporary_settings({PREFECT_API_URL: url, PREFECT_CLIENT_MAX_RETRIES: 0}):
         yield

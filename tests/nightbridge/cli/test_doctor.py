@@ -260,7 +260,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
             server = running.enter_context(HTTPServer(("0.0.0.0", 0), Api))
             running.callback(server.shutdown)
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
             monkeypatch.setenv("PREFECT_API_URL", f"http://{address}:{server.server_port}/api")
 
         yield answer

@@ -219,7 +219,7 @@ def token_registry() -> Iterator[str]:
     TokenRegistry.pauses, TokenRegistry.seen, TokenRegistry.digest = [], [], None
     TokenRegistry.challenges, TokenRegistry.manifest = (CHALLENGE,), (200, MANIFEST)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), TokenRegistry)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     yield f"127.0.0.1:{server.server_port}"
     server.shutdown()

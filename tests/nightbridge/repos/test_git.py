@@ -101,7 +101,7 @@ def server() -> Iterator[HTTPServer]:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Answer) as made:
-        thread = threading.Thread(target=made.serve_forever)
+        thread = threading.Thread(target=made.serve_forever, args=(0.05,))
         thread.start()
         yield made
         made.shutdown()
