@@ -19,7 +19,7 @@ from nightbridge.bisect.plan import BisectRequest
 from nightbridge.bisect.result import BisectResult
 from nightbridge.blocks import load_site
 from nightbridge.errors import InvalidInput
-from nightbridge.flows.final_states import TAG, result_of
+from nightbridge.flows.final_states import TAG, plain_errors, result_of
 from nightbridge.flows.nightly import nightly
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.server import reach_blocks, reach_server
@@ -123,7 +123,7 @@ def run_pipeline(  # noqa: D417  (`nightly_regression` describes the others)
         if limits := node_limits(checked, site):
             run = _only_run(check_scenario(checked, limits), run.night, limits)
     request = AttemptRequest(new=utc_now() if new_attempt else None)
-    with tags(TAG):
+    with tags(TAG), plain_errors():
         verdict: Verdict = result_of(pipeline(run, site, request, return_state=True))
     return verdict
 
@@ -362,7 +362,7 @@ averify_run = async_twin(verify_run)
 def _returned(flow: Flow[..., State[R]], choice: SiteChoice, *arguments: object, **named: object) -> R:
     """What a flow returns at a site, once a Prefect server answers."""
     _reach_site(choice)
-    with tags(TAG):
+    with tags(TAG), plain_errors():
         returned: R = result_of(flow(*arguments, return_state=True, **named, **choice.parameters()))
     return returned
 

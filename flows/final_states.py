@@ -3,7 +3,8 @@
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from prefect.client.schemas.objects import State
@@ -47,7 +48,7 @@ class _PlainErrors(logging.Filter):
     """Lets an error of ours speak for itself where Prefect logs "unexpected exception" and a traceback.
 
     Prefect does so when a stage's retries are used up, and at the end of every flow run of a deployment that did not
-    end in Completed, whoever chose that end: after the flow has returned. A defect keeps its traceback.
+    end in Completed, whoever chose that end. A defect keeps its traceback.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -59,15 +60,20 @@ class _PlainErrors(logging.Filter):
         return True
 
 
-for _name in (_TASK_RUNS, "prefect.flow_runs", "prefect.engine"):
-    logging.getLogger(_name).addFilter(_PlainErrors())
+_LOGGERS = (_TASK_RUNS, "prefect.flow_runs", "prefect.engine")
+_PLAIN_ERRORS = _PlainErrors()
 
 
 def ends_plainly(call: Callable[P, State[R]]) -> Callable[P, State[R]]:
-    """Let a flow that raises an error of ours, and so has no report, end as Failed; its result is the error."""
+    """Let a flow that raises an error of ours, and so has no report, end as Failed; its result is the error.
+
+    Prefect logs the end of a flow run after the flow has returned, so such errors are logged without a traceback until
+    the process ends, which a worker has started for this flow run alone; the Python API takes it back (`plain_errors`).
+    """
 
     @functools.wraps(call)
     def run(*arguments: P.args, **named: P.kwargs) -> State[R]:
+        _log_errors_plainly()
         try:
             return call(*arguments, **named)
         except NightbridgeError as error:
@@ -76,6 +82,22 @@ def ends_plainly(call: Callable[P, State[R]]) -> Callable[P, State[R]]:
             return Failed(name=_title(status), message=str(error), data=error)
 
     return run
+
+
+def _log_errors_plainly() -> None:
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_PLAIN_ERRORS)  # once, however often it is added
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Log errors of ours without a traceback within the block."""
+    _log_errors_plainly()
+    try:
+        yield
+    finally:
+        for name in _LOGGERS:
+            logging.getLogger(name).removeFilter(_PLAIN_ERRORS)
 
 
 def state_of_verdict(verdict: Verdict) -> State[Any]:
