@@ -43,7 +43,7 @@ SUSPECT_LABEL = "nightbridge.suspected_at"
 DOUBT_LABEL = "nightbridge.doubt"
 """Label of a flow run of which something cannot be known: what the log has said of it."""
 
-END_LABEL = "nightbridge.end"
+LAST_CRASH_LABEL = "nightbridge.last_crash"
 """Label of a flow run that crashed once too often: what the log has said of it."""
 
 _STARTED = [StateType.PENDING, StateType.RUNNING]
@@ -242,7 +242,7 @@ def _resume(client: SyncPrefectClient, run: FlowRun) -> None:
     # A person's resumption after a suspension has the same name.
     times = 1 + sum(after.name == RESUMING and before.is_crashed() for before, after in pairwise(states))
     if times > MAX_RESUMES:
-        _say_once(client, run, END_LABEL, "crashed once more, and stays as it is")
+        _say_once(client, run, LAST_CRASH_LABEL, "crashed once more, and stays as it is")
         return
     message = f"Its process was gone; it is resumed, {times} of at most {MAX_RESUMES} times"
     client.set_flow_run_state(run.id, Scheduled(name=RESUMING, message=message))
