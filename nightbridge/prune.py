@@ -5,7 +5,6 @@ Image files that users provided stay.
 
 import os
 import re
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -271,7 +270,7 @@ def remove_environments(removals: Sequence[Removal]) -> list[Removal]:
             # The name of a leftover: if this is killed, whoever makes it again removes the rest.
             aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
             folder.rename(aside)
-        shutil.rmtree(aside, ignore_errors=True)
+        remove_tree(aside)
         removed.append(removal)
     return removed
 

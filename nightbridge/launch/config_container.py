@@ -48,7 +48,8 @@ class ConfigContainer:
         import yaml
 
         places = {
-            path: f"{self.path}:{line}" for path, line in _key_lines(yaml.compose(self.text, yaml.CSafeLoader), "")
+            path: f"{self.path}:{line}"
+            for path, line in _key_lines(yaml.compose(_without_masks(self.text), yaml.CSafeLoader), "")
         }
         moved = {path.replace(".transformer.", ".", 1): place for path, place in places.items()}
         return {**moved, **places}
@@ -163,12 +164,14 @@ class Difference(Model):
     after: Any = None
 
 
-_MASKED = b"(masked)"
-"""What is read for a masked value, which begins with a star: YAML takes it for a reference to another value."""
-
 _MAX_DEPTH = 64
 _MAX_EVENTS = 200_000
 _MAX_NUMBER_LENGTH = 400
+
+
+def _without_masks(data: bytes) -> bytes:
+    """A masked value begins with a star: YAML would take it for a reference to another value."""
+    return data.replace(MASK.encode(), b"(masked)")
 
 
 def check_yaml(data: bytes) -> None:
@@ -219,7 +222,7 @@ def load_yaml(data: bytes) -> Any:
     """
     import yaml
 
-    data = data.replace(MASK.encode(), _MASKED)
+    data = _without_masks(data)
     try:
         check_yaml(data)
         return yaml.load(data, Loader=yaml.CSafeLoader)
@@ -246,7 +249,6 @@ def parse_container(data: bytes, path: Path) -> ConfigContainer:
     Raises:
         InvalidInput: It is not YAML, or holds no ConfigContainer.
     """
-    data = data.replace(MASK.encode(), _MASKED)
     try:
         table = load_yaml(data)
     except ValueError as error:

@@ -13,7 +13,7 @@ from typing import Any
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.flags import FORMATS, HEAD, expands
 from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, PASSED, Grids, grids_of, option_of_field
-from nightbridge.launch.parser_source import ProgramParser, flags_in, newest_parser, read_parser
+from nightbridge.launch.parser_source import Option, ProgramParser, flags_in, newest_parser, read_parser
 from nightbridge.launch.resources import (
     gpus_per_node,
     nodes_for,
@@ -58,18 +58,19 @@ class _Program:
     path: str
     parser: ProgramParser | None
 
-    def knows(self, option: str) -> bool:
-        """Whether it has an option; of a program that has not been read, every one that a recent main has."""
-        return option in (self.parser or newest_parser()).options
+    @property
+    def options(self) -> Mapping[str, Option]:
+        """What it takes; of a program that has not been read, what a recent main does."""
+        return (self.parser or newest_parser()).options
 
     def option_of_field(self, field: str) -> str:
         """The option of a key: the standalone program calls some of them by the key's own name."""
         option, own = option_of_field(field), f"--{field.replace('_', '-')}"
-        return own if self.knows(own) and not self.knows(option) else option
+        return own if own in self.options and option not in self.options else option
 
     def words(self, option: str, values: Sequence[str]) -> Sequence[str]:
         """The words that an option's values are passed as."""
-        known = (self.parser or newest_parser()).options.get(option)
+        known = self.options.get(option)
         try:
             return known.words(values) if known else values
         except ValueError as error:
@@ -159,7 +160,7 @@ def hetero_plan(
         max_steps=spec.test.max_steps,
         output_dir=output,
         checkpoint_dir=Path(_save_dir(spec, output)) if test.cmd_args.get("save_dir") else None,
-        warnings=() if program.knows(_TENSORBOARD) else (_NO_CURVES,),
+        warnings=() if _TENSORBOARD in program.options else (_NO_CURVES,),
     )
 
 
@@ -220,10 +221,10 @@ def _program_words(spec: RunSpec, code: PinnedRepository, output: Path, program:
     for name, *values in arguments:
         words = program.words(name, values)
         yield from FORMATS["value"](name, words[0]) if len(words) == 1 else (name, *words)
-    if program.knows(_TENSORBOARD):
+    if _TENSORBOARD in program.options:
         yield from (_TENSORBOARD, f"{output}/tb_logs")
     written = set(map(option_of, test.extra_cmd_args))
-    yield from (option for option in _LOGGING if program.knows(option) and option not in written)
+    yield from (option for option in _LOGGING if option in program.options and option not in written)
 
 
 def program_arguments(test: TestDefinition) -> tuple[tuple[str, ...], ...]:
@@ -348,7 +349,7 @@ def _arguments(test: TestDefinition, outputs: Mapping[str, Any], program: _Progr
             yield (option,)
         elif value is False:
             # Where nothing switches it off, it is off unless it is requested.
-            if field in _NEGATED and (program.parser is None or program.knows(negated)):
+            if field in _NEGATED and (program.parser is None or negated in program.options):
                 yield (negated,)
         elif value is not None:
             yield option, str(value)
