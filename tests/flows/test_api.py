@@ -3,6 +3,8 @@
 import inspect
 import pkgutil
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -189,3 +191,21 @@ def test_a_server_of_prefects_own_that_does_not_start_is_said(folder: Path, monk
         run_pipeline(file)
 
     assert [path.name for path in folder.iterdir()] == ["one.toml"]
+
+
+def test_a_program_that_imports_us_keeps_prefects_log_of_its_own_flows() -> None:
+    """What keeps a traceback from the log of our errors is on Prefect's loggers only while a flow of ours runs."""
+    code = (
+        "import logging\n"
+        "from nightbridge.flows import api, final_states\n"
+        "loggers = [logging.getLogger(f'prefect.{name}') for name in ('task_runs', 'flow_runs', 'engine')]\n"
+        "ours = lambda: [filter for logger in loggers for filter in logger.filters if 'nightbridge' in type(filter).__module__]\n"
+        "before = len(ours())\n"
+        "with final_states.plain_errors():\n"
+        "    within = len(ours())\n"
+        "print(before, within, len(ours()))"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+
+    assert ended.stdout == "0 3 0\n"
