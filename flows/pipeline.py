@@ -1,17 +1,20 @@
 """One run: the stages in order, with a new attempt after a failure of the cluster, its own or a dependency's."""
 
+from contextlib import ExitStack
 from typing import Any
 
 from prefect import flow
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.flows import Flow
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
 
 from nightbridge.errors import NightbridgeError
 from nightbridge.flows.final_states import ends_plainly, result_of, state_of_verdict
 from nightbridge.gate.verdict import verdict_for_error
 from nightbridge.models import ClusterLimits, RunRecord, RunSpec, Site, Verdict
 from nightbridge.models.series import series_id
+from nightbridge.nights.liveness import alive
 from nightbridge.slurm.attempts import (
     NO_REQUEST,
     AttemptRequest,
@@ -21,7 +24,7 @@ from nightbridge.slurm.attempts import (
 )
 from nightbridge.tasks.cancel import cancel_runs
 from nightbridge.tasks.compare import compare
-from nightbridge.tasks.context import mark_started, shared_night
+from nightbridge.tasks.context import is_in_night, mark_started, shared_night
 from nightbridge.tasks.harvest import harvest
 from nightbridge.tasks.job import needs_another_job, submit_and_watch
 from nightbridge.tasks.mirror import add_tags
@@ -50,7 +53,10 @@ def pipeline(run: RunSpec, site: Site, request: AttemptRequest = NO_REQUEST) -> 
         request: For which of its ended attempts a new one is opened.
     """
     mark_started()
-    with shared_night():
+    with ExitStack() as process:
+        if not is_in_night():  # the process of a night or a search shows its own sign of life
+            process.enter_context(alive(site.workspace, str(flow_run.id)))
+        process.enter_context(shared_night())
         try:
             limits = prepare(run, site)
             verdict = compare(_run_and_harvest(run, site, limits, request), site)

@@ -148,6 +148,11 @@ def this_night() -> NightContext:
     return (_scope.get() or _Scope()).night
 
 
+def is_in_night() -> bool:
+    """Whether the calling thread belongs to a night or a search; a run that is started alone does not."""
+    return _scope.get() is not None
+
+
 @contextlib.contextmanager
 def shared_night(scenario: Scenario | None = None) -> Iterator[NightContext]:
     """Share a night for the length of the block: the one that is open already, else a new one.

@@ -20,10 +20,11 @@ from nightbridge.images.image import Importer, check_file, current_image, pull_i
 from nightbridge.images.on_node import NodeImporter
 from nightbridge.launch.plan import check_workspace, make_plan
 from nightbridge.models import Checkout, ClusterLimits, Image, Job, LaunchPlan, RunSpec, Scenario, Site, Violation
+from nightbridge.nights.records import read_verdict
 from nightbridge.repos.clone import current_commits, make_checkout
 from nightbridge.rules import check_dumped, check_test, errors_of
 from nightbridge.slurm.attempt_files import last_attempt, may_have_job
-from nightbridge.slurm.attempts import without_failed_nodes
+from nightbridge.slurm.attempts import attempts_of, without_failed_nodes
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.tasks.context import run_log
@@ -65,11 +66,12 @@ def prepare(run: RunSpec, site: Site) -> ClusterLimits:
         The limits.
 
     Raises:
-        InvalidInput: The run breaks a rule.
+        InvalidInput: The run breaks a rule, or has ended and this workspace does not know its job.
     """
     if run.test.has_launcher:
         check_workspace(site.workspace)
     _check_place(site)
+    _refuse_ended(run, site)
     limits = cluster_of(site).limits()
     _refuse_errors(run, check_test(run.test, limits), _last_attempt_dir(run, site))
     return limits
@@ -213,6 +215,20 @@ def _refuse_errors(run: RunSpec, violations: Sequence[Violation], attempt_dir: P
         raise InvalidInput(f"{len(found)} rule(s) broken", subject=run.test.id, violations=found)
     for violation in found:
         run_log().warning("it was submitted before, so it goes on: %s", violation)
+
+
+def _refuse_ended(run: RunSpec, site: Site) -> None:
+    """Refuse a run that has its verdict, and left nothing in this workspace: its job would be submitted again."""
+    if attempts_of(run.run_key, site.workspace):
+        return
+    ended = read_verdict(store_of(site), run.run_key, run.night)
+    if ended is not None and ended.job_id is not None:
+        raise InvalidInput(
+            f"ended as job {ended.job_id}, and would be submitted again: what was kept of it is not in"
+            f" {site.workspace / 'runs'}",
+            subject=run.run_key,
+            advice="Give it another night id, or none; its verdict and results are kept in the store",
+        )
 
 
 def _check_place(site: Site) -> None:

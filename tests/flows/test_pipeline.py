@@ -1,6 +1,7 @@
 """One night with tests of every kind: each has its own verdict, its own attempts, and its own flow run."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,10 +29,13 @@ from nightbridge.models import (
     NightReport,
     Outcome,
     RunRecord,
+    Site,
     Verdict,
     VerdictStatus,
 )
+from nightbridge.nights.liveness import living
 from nightbridge.slurm.attempts import attempts_of
+from nightbridge.tasks.compare import compare
 from tests.flows.practice_night import Entry, write_scenario, write_site
 
 pytestmark = [pytest.mark.launcher, pytest.mark.usefixtures("flows_here")]
@@ -156,8 +160,20 @@ def test_nothing_else_is_tried_again(mixed: Mixed, test_id: str) -> None:
     assert len(attempts_of(mixed.verdict(test_id).run_key, mixed.workspace)) == 1
 
 
+def signs_of_life(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
+    """Filled with each run that is judged, and the flow runs that say at that moment that their process lives."""
+    seen: list[tuple[str, list[str]]] = []
+
+    def look(record: RunRecord, site: Site) -> Verdict:
+        seen.append((record.spec.run_key, list(living(site.workspace))))
+        return compare(record, site)
+
+    monkeypatch.setattr("nightbridge.flows.pipeline.compare", look)
+    return seen
+
+
 def test_a_person_can_ask_for_a_new_attempt_after_the_last_one_ended(
-    place: tuple[Path, PracticeRepositories], mixed: Mixed
+    place: tuple[Path, PracticeRepositories], mixed: Mixed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, repositories = place
     crash = commit_behaviour(repositories, "Crash", crash_at=3)
@@ -167,6 +183,7 @@ def test_a_person_can_ask_for_a_new_attempt_after_the_last_one_ended(
 
     (run,) = config.runs(config.load(file), "n1")
 
+    seen = signs_of_life(monkeypatch)
     first = run_pipeline(file, night="n1", system=site)
     again = run_pipeline(run, system=site)
     second = run_pipeline(file, night="n1", system=site, new_attempt=True)
@@ -175,6 +192,19 @@ def test_a_person_can_ask_for_a_new_attempt_after_the_last_one_ended(
     assert first.job_id == again.job_id != second.job_id
     assert {first.status, again.status, second.status} == {VerdictStatus.FAILED}
     assert len(attempts_of(first.run_key, folder / "workspace")) == 2
+    # A run that is started alone says that it lives, as a night does for its runs: `logs -f` and `prune` go by it.
+    with get_client(sync_client=True) as client:
+        named = client.read_flow_runs(flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[run.run_key])))
+    assert [run_key for run_key, _ in seen] == [run.run_key] * 3
+    assert {alive for _, (alive,) in seen} == {str(each.id) for each in named}
+    assert list(living(folder / "workspace")) == []
+
+    # What `prune --run-days` does. Slurm forgets a job's name in time, and would take it again.
+    shutil.rmtree(folder / "workspace" / "runs" / run.run_key)
+    for new_attempt in (False, True):
+        refused = run_pipeline(run, system=site, new_attempt=new_attempt)
+        assert refused.status is VerdictStatus.INVALID
+        assert f"ended as job {second.job_id}, and would be submitted again" in refused.reasons[0]
 
 
 # --- flow runs -------------------------------------------------------------------------------------------------------
