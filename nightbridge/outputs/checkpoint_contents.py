@@ -16,14 +16,14 @@ import math
 import re
 import struct
 from array import array
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
 from nightbridge.errors import DamagedData
 from nightbridge.files import open_regular, read_regular
-from nightbridge.outputs.checkpoint_metadata import Item, is_pickle, read_metadata, shard_problem, step_in
+from nightbridge.outputs.checkpoint_metadata import Item, is_pickle, read_metadata, shard_problem
 
 # --- archives of torch.save -------------------------------------------------------------------------------------------
 
@@ -158,30 +158,6 @@ def _read(stream: BinaryIO, offset: int, size: int) -> bytes:
     return data
 
 
-_MAX_STATE = 1 << 16
-
-
-def saved_step(path: Path) -> int | None:
-    """The `step` of a training state, a tensor of one integer, from a file of `torch.save`; None where it has none.
-
-    Raises:
-        BadArchive: The file is no such archive.
-        OSError: It cannot be read.
-    """
-    with open_regular(path) as stream:
-        records = {record.name: record for record in read_archive(stream, 0, stream.seek(0, 2))}
-        try:
-            described = records["data.pkl"]
-            value = step_in(_read(stream, described.offset, min(described.size, _MAX_STATE)))
-            if isinstance(value, int):
-                return value
-            name, size = value
-            record = records[f"data/{name}"]
-            return int.from_bytes(_read(stream, record.offset, min(record.size, size)), "little", signed=True)
-        except (KeyError, ValueError, IndexError, TypeError):
-            return None
-
-
 # --- the files of a checkpoint ----------------------------------------------------------------------------------------
 
 _MAX_JSON_BYTES = 256 << 20
@@ -236,7 +212,6 @@ def prove(folder: Path, files: Iterable[Path]) -> Proof:
         elif not any(map(path.match, _JUDGED_BY_LAYOUT)):
             unchecked.append(path)
     _check_parts(folder, set(files), prover.named)
-    _check_numbered(files)
     _check_ranks(files)
     prover.unproven += [f"{path.name} has no checksum" for path in unchecked if path not in prover.named]
     return Proof(prover.extents, tuple(prover.unproven))
@@ -366,24 +341,6 @@ def _check_parts(folder: Path, files: set[Path], named: set[Path]) -> None:
     for part in sorted(parts):
         if part / ".metadata" not in files:
             raise DamagedData(f"{part.relative_to(folder)} has no .metadata", subject=str(part))
-
-
-_NUMBERED = re.compile(r"(?:pytorch_)?model-\d{5}-of-(\d{5})\.(safetensors|bin)")
-
-
-def _check_numbered(files: Iterable[Path]) -> None:
-    """Weights whose names tell how many files there are: without an index, which tells it too, one set is whole."""
-    indexed: set[Path] = set()
-    sets: dict[Path, Counter[tuple[int, str]]] = defaultdict(Counter)
-    for path in files:
-        if path.name.endswith(".index.json"):
-            indexed.add(path.parent)
-        elif match := _NUMBERED.fullmatch(path.name):
-            sets[path.parent][int(match[1]), match[2]] += 1
-    for folder, found in sets.items():
-        if folder not in indexed and not any(number == count for (count, _), number in found.items()):
-            (count, _), number = max(found.items())
-            raise DamagedData(f"{folder.name} has {number} of {count} files of weights", subject=str(folder))
 
 
 _RANKS = re.compile(r"(mp_rank|train_dataloader_dprank)_?(\d+(?:_\d+)*)(?:\.pt)?", re.ASCII)

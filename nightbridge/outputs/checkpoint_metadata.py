@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: the bytes of its items, its step, and the settings that it was saved with.
+"""What a checkpoint says of itself: the bytes of its items, and the settings that it was saved with.
 
 `.metadata` of a distributed checkpoint has which bytes of which files its items are. It is a pickle, and a pickle can
 run any code when it is loaded. It is read without torch and without running anything: every class that such a file may
@@ -360,35 +360,6 @@ def is_pickle(data: bytes) -> bool:
         return not data or [at for *_, at in pickletools.genops(data)][-1] == len(data) - 1
     except (ValueError, IndexError, TypeError):
         return False
-
-
-# --- a training state -------------------------------------------------------------------------------------------------
-
-_INTEGERS = {("GLOBAL", "torch LongStorage"): 8, ("GLOBAL", "torch IntStorage"): 4}
-"""Bytes of an element, by the opcode that names its storage."""
-
-
-def step_in(pickled: bytes) -> int | tuple[str, int]:
-    """The value of `step` in a pickled dictionary: a number, or the name of its tensor's storage with its bytes.
-
-    Raises:
-        ValueError: It has none.
-    """
-    found: Iterator[tuple[str, Any]] = ((each.name, value) for each, value, _ in pickletools.genops(pickled))
-    opcodes = [each for each in found if each[0] not in _MEMO_OPCODES]
-    at = opcodes.index(("BINUNICODE", "step")) + 1
-    name, value = opcodes[at]
-    if name.startswith("BININT"):
-        return int(value)
-    # A function, called with ("storage", its type, its name, "cpu", elements), the first of them, the shape, ...
-    end = opcodes.index(("BINPERSID", None), at)
-    stored = [value for name, value in opcodes[at:end] if name == "BINUNICODE" and value.isdecimal()]
-    sizes = [_INTEGERS[each] for each in opcodes[at:end] if each in _INTEGERS]
-    is_tensor = [name for name, _ in opcodes[at + 1 : at + 3]] == ["MARK", "MARK"]
-    is_scalar = opcodes[end + 1 : end + 3] == [("BININT1", 0), ("EMPTY_TUPLE", None)]
-    if not is_tensor or not is_scalar or (len(stored), len(sizes)) != (1, 1):
-        raise ValueError("`step` is no integer")
-    return stored[0], sizes[0]
 
 
 # --- the files beside it ----------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from benchmarks.checkpoint_damage import LAYOUTS, damages, flip, folder_of, harmless
 from nightbridge.errors import DamagedData
@@ -210,101 +209,6 @@ def test_a_file_that_no_check_covers_is_named(copy: Any) -> None:
     )
 
 
-def _configure(path: Path, checkpoint: dict[str, Any], tokenizer: str) -> None:
-    settings = yaml.safe_load((path / "run_config.yaml").read_text())
-    settings["checkpoint"] = {**settings.get("checkpoint", {}), **checkpoint}
-    settings["tokenizer"] = {"tokenizer_type": tokenizer}
-    (path / "run_config.yaml").write_text(yaml.safe_dump(settings))
-
-
-NO_TOKENIZER = "there is no tokenizer/, which run_config.yaml has saved"
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "saves", "files", "missing"),
-    [
-        ("HuggingFaceTokenizer", True, (), NO_TOKENIZER),
-        ("HuggingFaceTokenizer", True, ("tokenizer_config.json", "tokenizer.json"), ""),
-        ("HuggingFaceTokenizer", True, ("tokenizer_config.json", "vocab.json", "special_tokens_map.json"), ""),
-        ("HuggingFaceTokenizer", True, ("tokenizer.json",), "tokenizer/ has no tokenizer_config.json"),
-        ("HuggingFaceTokenizer", True, ("special_tokens_map.json",), "tokenizer/ has no tokenizer_config.json"),
-        (
-            "HuggingFaceTokenizer",
-            True,
-            ("special_tokens_map.json", "tokenizer_config.json"),
-            "tokenizer/ has no vocabulary",
-        ),
-        ("HuggingFaceTokenizer", False, (), ""),
-        ("GPT2BPETokenizer", True, ("vocab.json",), ""),
-        ("GPT2BPETokenizer", True, (), NO_TOKENIZER),
-        ("NullTokenizer", True, (), ""),
-    ],
-)
-def test_a_tokenizer_that_was_to_be_saved_and_is_not_there_as_a_whole_is_named(
-    copy: Any, tokenizer: str, saves: bool, files: tuple[str, ...], missing: str
-) -> None:
-    path = folder_of(copy("Bridge, common.pt"))
-    _configure(path, {"save_tokenizer_assets": saves}, tokenizer)
-    for name in files:
-        (path / "tokenizer").mkdir(exist_ok=True)
-        (path / "tokenizer" / name).write_text("{}")
-
-    state = CheckpointState.UNPROVEN if missing else CheckpointState.VERIFIED
-    assert checkpoint_state(path) == (state, missing)
-
-
-@pytest.mark.parametrize("files", [(), ("config.json",)], ids=["no folder", "no weights"])
-def test_an_export_that_was_to_be_saved_and_has_no_weights_is_named(copy: Any, files: tuple[str, ...]) -> None:
-    path = folder_of(copy("Bridge, common.pt"))
-    _configure(path, {"also_save_hf_checkpoint": True}, "NullTokenizer")
-    for name in files:
-        (path / "hf").mkdir()
-        (path / "hf" / name).write_text("{}")
-    assert checkpoint_state(path) == (
-        CheckpointState.UNPROVEN,
-        "there is no hf/*.safetensors, which run_config.yaml has saved",
-    )
-
-
-@pytest.mark.parametrize(
-    ("removed", "added", "damage"),
-    [
-        ((), (), ""),
-        (("index",), (), ""),
-        (("index", "00002-of-00002"), (), "has 1 of 2 files of weights"),
-        (("index",), ("model-00001-of-00003.safetensors",), ""),
-        ((), ("model-00001-of-00003.safetensors",), ""),
-        (("index",), ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"), ""),
-        (("index", "of-00002"), ("model.safetensors",), ""),
-        (("index", "of-00002"), ("shard-00001-model-00001-of-00004.safetensors",), ""),
-    ],
-    ids=[
-        "all",
-        "no index",
-        "one of two",
-        "a rest of another",
-        "an index",
-        "both formats",
-        "one file",
-        "torch's own names",
-    ],
-)
-def test_files_whose_names_tell_how_many_there_are_have_to_be_so_many(
-    copy: Any, removed: tuple[str, ...], added: tuple[str, ...], damage: str
-) -> None:
-    path = folder_of(copy("Hugging Face"))
-    content = (path / "model-00001-of-00002.safetensors").read_bytes()
-    for file in [each for each in path.iterdir() if any(part in each.name for part in removed)]:
-        file.unlink()
-    for name in added:
-        (path / name).write_bytes(content)
-
-    state, reason = checkpoint_state(path)
-
-    assert state is (CheckpointState.DAMAGED if damage else CheckpointState.UNPROVEN)
-    assert damage in reason
-
-
 @pytest.mark.parametrize(
     ("lost", "state", "reason"),
     [
@@ -340,53 +244,6 @@ def test_a_link_in_place_of_a_file_is_named(copy: Any, target: str) -> None:
         CheckpointState.UNPROVEN,
         "tokenizer/tokenizer.json is a link, which is not followed",
     )
-
-
-def test_a_checkpoint_with_the_training_state_of_another_iteration_is_damaged(copy: Any) -> None:
-    root = copy("Bridge, common.pt")
-    (root / "latest_checkpointed_iteration.txt").write_text("20")
-    shutil.copytree(folder_of(root), root / "iter_0000020")
-    assert checkpoint_state(root / "iter_0000020") == (CheckpointState.DAMAGED, "train_state.pt is of iteration 10")
-
-
-@pytest.mark.parametrize("step", [10, 20])
-def test_a_step_of_32_bits_as_megatron_bridge_wrote_it_before_is_read(copy: Any, step: int) -> None:
-    content = io.BytesIO()
-    with (
-        zipfile.ZipFile(io.BytesIO(torch_files.torch_save({"step": np.array(step)}, "train_state"))) as long,
-        zipfile.ZipFile(content, "w") as integer,
-    ):
-        for name in long.namelist():
-            data = long.read(name).replace(b"LongStorage", b"IntStorage")
-            integer.writestr(name, data[:4] if name.endswith("data/0") else data)
-    root = copy("Bridge, common.pt")
-    for path in (folder_of(root) / "train_state.pt", root / "latest_train_state.pt"):
-        path.write_bytes(content.getvalue())
-    expected = CheckpointState.VERIFIED if step == 10 else CheckpointState.DAMAGED
-    assert checkpoint_state(folder_of(root))[0] is expected
-
-
-@pytest.mark.parametrize(
-    ("content", "state"),
-    [
-        ({"step": np.array(10)}, CheckpointState.VERIFIED),
-        ({"rate": np.array(0.5), "step": np.array(10), "samples": np.array(20)}, CheckpointState.VERIFIED),
-        ({"step": 10}, CheckpointState.VERIFIED),
-        ({"step": np.array(100_000)}, CheckpointState.DAMAGED),
-        ({"step": 100_000}, CheckpointState.DAMAGED),
-        ({"iteration": 10, "args": {"seed": 1}}, CheckpointState.UNPROVEN),
-        ({"step": None, "samples": np.array(20)}, CheckpointState.UNPROVEN),
-        ({"step": np.array(20.0)}, CheckpointState.UNPROVEN),
-        ({"step": np.array([20, 10])}, CheckpointState.UNPROVEN),
-    ],
-)
-def test_only_a_step_that_is_read_for_sure_tells_the_iteration(copy: Any, content: Any, state: CheckpointState) -> None:
-    root = copy("Bridge, common.pt")
-    for path in (folder_of(root) / "train_state.pt", root / "latest_train_state.pt"):
-        path.write_bytes(torch_files.torch_save(content, "train_state"))
-    found, reason = checkpoint_state(folder_of(root))
-    assert found is state
-    assert (reason == "train_state.pt does not say of which iteration it is") is (state is CheckpointState.UNPROVEN)
 
 
 def test_a_folder_of_shards_without_metadata_is_not_finished(tmp_path: Path) -> None:
