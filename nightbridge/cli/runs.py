@@ -268,8 +268,6 @@ def _night_lines(report: "NightReport", file: Path, options: str) -> "Iterator[s
     for sweep in report.sweeps:
         yield sweep_table(sweep)
         yield f"{sweep.test_id}: {best_line(sweep)}"
-        if sweep.note:
-            yield f"{sweep.test_id}: {sweep.note}"
     yield f"report: {report.report}"
 
 

@@ -267,12 +267,14 @@ class SweepPoint(Model):
 
 
 class SkippedPart(Model):
-    """A part of a sweep that breaks a rule and was not run: a point, or all points that share some values."""
+    """The points of a sweep that a rule, as the first of all, refuses; they were not run."""
 
-    point: dict[str, Any] = Field(description="Axis name to value; an axis that is not named may have any of its own.")
-    points: int = Field(ge=1, description="How many points it has.")
+    point: dict[str, Any] = Field(
+        description="The first of them, axis name to value; an axis that is not named may have any of its own."
+    )
+    points: int = Field(ge=1, description="How many there are.")
     rule: str
-    reason: str = Field(description="The rule's message about its first point.")
+    reason: str = Field(description="The rule's message about the first.")
 
 
 class SweepResult(Model):
@@ -285,8 +287,7 @@ class SweepResult(Model):
     reward: RewardKind
     points: tuple[SweepPoint, ...] = Field(description="Best first; those without a reward last.")
     skipped: tuple[SkippedPart, ...] = ()
-    skipped_points: int = Field(0, description="Points in the parts that were skipped, the unlisted ones included.")
-    note: str = Field("", description="What is left out about the skipped points; empty if nothing is.")
+    skipped_points: int = Field(0, description="Points that were skipped, in all.")
     configuration: str = Field("", description="The best point alone as a scenario file, TOML; empty without one.")
 
     @property

@@ -93,7 +93,7 @@ def _result(
             refused.append(SkippedPart(point=point, points=1, rule="", reason="; ".join(gravest.reasons)))
         else:
             points.append(_swept_point(point, verdicts, gravest, metric.name, reward))
-    skipped = skipped_parts(test, grid_of(test, limits))
+    skipped = (*refused, *skipped_parts(test, grid_of(test, limits)))
     result = SweepResult(
         test_id=test.id,
         night=judged[0][0].night,
@@ -101,9 +101,8 @@ def _result(
         unit=metric.unit,
         reward=reward,
         points=tuple(sorted(points, key=lambda point: math.inf if point.reward is None else -point.reward)),
-        skipped=(*refused, *skipped.parts),
-        skipped_points=len(refused) + skipped.points,
-        note=skipped.note,
+        skipped=skipped,
+        skipped_points=sum(part.points for part in skipped),
     )
     if result.best is None:
         return result
@@ -161,7 +160,7 @@ def best_line(result: SweepResult) -> str:
 
 
 def sweep_rows(result: SweepResult) -> tuple[SweepRow, ...]:
-    """Every point, the best first, and then every part that was skipped with its reason."""
+    """Every point, the best first, and then what was skipped: for each rule its first point, and the reason."""
     return (
         *(_point_row(point, point is result.best) for point in result.points),
         *(_skipped_row(part) for part in result.skipped),
@@ -196,8 +195,7 @@ def sweep_markdown(result: SweepResult) -> str:
         for row in sweep_rows(result)
     ]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    note = f"\n{markdown_text(result.note)}\n" if result.note else ""
-    return f"**{markdown_text(result.test_id)}**: {markdown_text(best_line(result))}\n\n{table}{note}"
+    return f"**{markdown_text(result.test_id)}**: {markdown_text(best_line(result))}\n\n{table}"
 
 
 def sweep_section(result: SweepResult) -> dict[str, object]:
@@ -246,7 +244,7 @@ def _point_row(point: SweepPoint, is_best: bool) -> SweepRow:
 def _skipped_row(part: SkippedPart) -> SweepRow:
     where = format_point(part.point) or "all"
     return SweepRow(
-        point=where if part.points == 1 else f"{where} ({part.points:,} points)",
+        point=where if part.points == 1 else f"{where}, first of {part.points:,} points",
         verdict=SKIPPED,
         value="–",
         reward="–",

@@ -48,6 +48,7 @@ from nightbridge.rules.sweeps import (
     chosen_points,
     drawn_points,
     expansion_of,
+    skipped_draws,
 )
 
 RunRules = tuple[Rule[RuleContext], ...]
@@ -243,13 +244,11 @@ def _hidden(
 
 
 def _skipped_draws(test: TestDefinition, grid: Grid, severity: Severity) -> Iterator[Violation]:
-    refusals = [grid.first_refusal(point) for point in drawn_points(test, grid)] if test.drawn else []
-    skipped: dict[Rule[RuleContext], list[str]] = {}
-    for rule, message in filter(None, refusals):
-        skipped.setdefault(rule, []).append(message)
-    for rule, messages in skipped.items():
-        message = f"{len(messages)} of {len(refusals)} sampled points are skipped, for example: {messages[0]}"
-        yield with_places(rule.violation(message, severity), test, test.source)
+    skipped, drawn = skipped_draws(test, grid), sum(1 for _ in drawn_points(test, grid)) if test.drawn else 0
+    for rule in rules_of(test):
+        if found := skipped.get(rule.id):
+            message = f"{found.points} of {drawn} sampled points are skipped, for example: {found.example}"
+            yield with_places(rule.violation(message, severity), test, test.source)
 
 
 def _walked(expansion: Expansion) -> str:

@@ -4,13 +4,13 @@ A rule names the fields that it reads. So it is checked once for each combinatio
 as the last of them is set, and whatever lies below a combination that it refuses is left out whole and only counted.
 Nothing is kept but the answers to such questions, so a grid of any size takes the same memory.
 
-`skipped_parts` lists the parts of a sweep that are not run, each with the rule that it breaks and that rule's message.
+`skipped_parts` tells what of a sweep is not run: for each rule how many points break it, and its message for the first.
 """
 
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice, repeat
 from typing import Any
@@ -59,9 +59,10 @@ class Cut:
 
 @dataclass(slots=True)
 class Skipped:
-    """How many points of a grid one rule refuses, as the first of all rules, and its message for one of them."""
+    """How many points one rule refuses, as the first of all rules, what the first of them is known by, and why."""
 
     points: int
+    first: Point
     example: str
 
 
@@ -245,7 +246,9 @@ def expansion_of(grid: Grid, most: int | None = None) -> Expansion:
         elif (skipped := found.skipped.get(outcome.rule.id)) is not None:
             skipped.points += outcome.points
         else:
-            found.skipped[outcome.rule.id] = Skipped(outcome.points, next(iter(grid.messages(outcome)), ""))
+            found.skipped[outcome.rule.id] = Skipped(
+                outcome.points, outcome.first, next(iter(grid.messages(outcome)), "")
+            )
     return found
 
 
@@ -300,57 +303,23 @@ def _reads(rule: Rule[RuleContext], axis: SweepAxis, axes: Sequence[SweepAxis]) 
     )
 
 
-MAX_LISTED = 200
-"""Parts that are listed one by one at most, so that the table stays readable."""
-
-
-@dataclass(frozen=True, slots=True)
-class SkippedParts:
-    """What a sweep leaves out.
-
-    Attributes:
-        parts: The first `MAX_LISTED` of them, in the order of the grid.
-        points: How many points all of them have, the unlisted ones too.
-        note: What the list omits; empty where it is complete.
-    """
-
-    parts: tuple[SkippedPart, ...]
-    points: int
-    note: str = ""
-
-
-def skipped_parts(test: TestDefinition, grid: Grid) -> SkippedParts:
-    """Say which points of a swept test, whose grid this is, break a rule; points that `[sweep]` did not draw, too.
-
-    A grid of any size is walked in constant memory, and at most as far as the rules themselves walk it.
-    """
-    listed: list[SkippedPart] = []
-    points = walked = parts = 0
-    for outcome in islice(grid.outcomes(), MAX_OUTCOMES if test.axes else 0):
-        walked += outcome.points if isinstance(outcome, Cut) else 1
-        if isinstance(outcome, Cut):
-            points += outcome.points
-            parts += max(len(outcome.values), 1)
-            if len(listed) < MAX_LISTED:
-                listed += _parts(grid, outcome)
-    # Draws are known for whole points only, so these are checked one by one.
+def skipped_draws(test: TestDefinition, grid: Grid) -> dict[str, Skipped]:
+    """By rule, the drawn points that it refuses: a draw is known for a whole point only, so each is checked."""
+    found: dict[str, Skipped] = {}
     for point in drawn_points(test, grid) if test.drawn else ():
         if (refusal := grid.first_refusal(point)) is not None:
             rule, message = refusal
-            points, parts = points + 1, parts + 1
-            listed.append(SkippedPart(point=dict(point), points=1, rule=rule.id, reason=message))
-    listed = listed[:MAX_LISTED]
-    notes = (
-        f"{parts - len(listed):,} more parts are not listed" if parts > len(listed) else "",
-        f"of {grid.size:,} points only {walked:,} were checked" if test.axes and walked < grid.size else "",
+            found.setdefault(rule.id, Skipped(0, point, message)).points += 1
+    return found
+
+
+def skipped_parts(test: TestDefinition, grid: Grid) -> tuple[SkippedPart, ...]:
+    """Which points of a swept test, whose grid this is, break a rule; points that `[sweep]` did not draw, too.
+
+    A grid of any size is walked in constant memory, and at most as far as the rules themselves walk it.
+    """
+    of_grid = expansion_of(grid, MAX_OUTCOMES).skipped if test.axes else {}
+    return tuple(
+        SkippedPart(point=dict(part.first), points=part.points, rule=rule, reason=part.example)
+        for rule, part in (*of_grid.items(), *skipped_draws(test, grid).items())
     )
-    return SkippedParts(tuple(listed), points, "; ".join(text for text in notes if text))
-
-
-def _parts(grid: Grid, cut: Cut) -> Iterator[SkippedPart]:
-    """A cut of several values is one part for each of them: a rule's message names one value."""
-    each: list[tuple[Any, ...]] = [(value,) for value in cut.values] or [()]
-    for values in each:
-        part = replace(cut, values=values, points=cut.points // len(each))
-        reason = "; ".join(grid.messages(part))
-        yield SkippedPart(point=part.first, points=part.points, rule=cut.rule.id, reason=reason)
