@@ -65,14 +65,10 @@ class DueNight(Model):
 
 
 class Morning(NamedTuple):
-    """The day of nights that ends with a deadline, in the person's zone: the machine's own where `zone` is None.
-
-    `asked_at` is when the watchdog looks; a night by hand that was begun meanwhile counts, too.
-    """
+    """The day of nights that ends with a deadline, in the person's zone: the machine's own where `zone` is None."""
 
     deadline: datetime
     zone: ZoneInfo | None
-    asked_at: datetime
 
     def clock(self, moment: datetime) -> str:
         """A time for people: `02:10`, with its date where that is not the morning's."""
@@ -94,7 +90,7 @@ def morning_of(by: time, zone: ZoneInfo | None, now: datetime) -> Morning:
     """The newest morning whose hour has come: today's, else yesterday's."""
     today = now.astimezone(zone).date()
     deadline = at(today, by, zone)
-    return Morning(deadline if deadline <= now + EARLY else at(today - timedelta(days=1), by, zone), zone, now)
+    return Morning(deadline if deadline <= now + EARLY else at(today - timedelta(days=1), by, zone), zone)
 
 
 def recent_nights(store: ObjectStore, since: datetime) -> tuple[list[Night], list[str]]:
@@ -151,52 +147,40 @@ def _due_of(
 ) -> list[DueNight]:
     """The due nights of one scenario: the scheduled ones that began, and one for each slot without a night.
 
-    Nights by hand stand in for a slot that they began after, each for its own tests: the slot stays due for the others.
-    With no slot at all to go by, as where something else than Prefect starts the nights, the newest ones are due.
+    Nights by hand stand in for what is missing of a slot that they began after, each for its own tests. With no slot at
+    all to go by, as where something else than Prefect starts the nights, those of the day are due.
     """
-    begun = [night for night in nights if night.start.slot and _is_of_day(morning, 0, night.start.slot)]
-    recent = [night for night in nights if morning.days_before(1) < night.start.begun_at <= morning.asked_at]
-    by_hand = sorted((night for night in recent if not night.start.slot), key=_moment)
+    begun = sorted((night for night in nights if _is_scheduled_for(night, morning)), key=_moment)
+    by_hand = [night for night in nights if not night.start.slot and morning.days_before(1) < night.start.begun_at]
     slots = _expected_slots(nights, morning, days)
     of_file = named.tests if named else ()
-    stand_ins: list[Night] = []
+    # Two schedules may share the tests of a file.
+    in_none = _lacking(begun, of_file) if begun else ()
+    stand_ins = _stand_ins(by_hand, begun[0].start.slot, in_none) if in_none else []
+    lacking = {begun[-1].start.night: _lacking(stand_ins, in_none)} if begun else {}
     missing: list[DueNight] = []
     unmet = _without_night(slots, [night.start.slot for night in begun if night.start.slot])
     for slot in unmet if begun or slots else [None]:
         last = _last_before(nights, morning, slot)
-        expected = of_file or (last.start.test_ids if last else ())
-        free = _since(slot, [night for night in by_hand if night not in stand_ins])
-        found = _stand_ins(free, expected) or free[:1]
-        stand_ins += found
-        if (lacking := _lacking(found, expected)) or not found:
-            missing.append(_not_begun(scenario, slot, named, last, lacking))
-    without: dict[str, tuple[str, ...]] = {}
-    in_none = _lacking(begun, of_file)  # two schedules may share the tests of a file
-    for night in begun:
-        found = _stand_ins(_since(night.start.slot, by_hand), in_none)
-        stand_ins += (one for one in found if one not in stand_ins)
-        without[night.start.night] = _lacking(found, in_none)
+        tests = of_file or (last.start.test_ids if last else ())
+        found = _stand_ins(by_hand, slot, tests)
+        stand_ins += (night for night in found if night not in stand_ins)
+        if (rest := _lacking(found, tests)) or not found:
+            deployment, file = last.start.deployment if last else "", named.file if named else ""
+            missing.append(
+                DueNight(scenario=scenario, night=None, slot=slot, tests=rest, deployment=deployment, file=file)
+            )
+    there = sorted((*begun, *stand_ins), key=_moment)
     return [
-        *(
-            DueNight(scenario=scenario, night=night, tests=without.get(night.start.night, ()))
-            for night in sorted((*begun, *stand_ins), key=_moment)
-        ),
+        *(DueNight(scenario=scenario, night=night, tests=lacking.get(night.start.night, ())) for night in there),
         *missing,
     ]
 
 
-def _stand_ins(by_hand: Iterable[Night], expected: Sequence[str]) -> list[Night]:
-    """The nights that have expected tests, each at least one that those before it lack."""
-    found: list[Night] = []
-    for night in by_hand:
-        if len(_lacking([*found, night], expected)) < len(_lacking(found, expected)):
-            found.append(night)
-    return found
-
-
-def _since(slot: datetime | None, by_hand: Sequence[Night]) -> Sequence[Night]:
-    """Those that began after a slot; without one all, the newest first."""
-    return [night for night in by_hand if night.start.begun_at >= slot] if slot else by_hand[::-1]
+def _stand_ins(by_hand: Iterable[Night], slot: datetime | None, expected: Sequence[str]) -> list[Night]:
+    """The nights by hand that began after a slot and have expected tests."""
+    since = (night for night in by_hand if slot is None or night.start.begun_at >= slot)
+    return [night for night in since if not expected or not set(expected).isdisjoint(night.start.test_ids)]
 
 
 def _lacking(nights: Iterable[Night], expected: Iterable[str]) -> tuple[str, ...]:
@@ -210,29 +194,14 @@ def _last_before(nights: Iterable[Night], morning: Morning, slot: datetime | Non
 
     Else scheduled if possible: one by hand may be of a few tests.
     """
-
-    def clock(moment: datetime | None) -> time | None:
-        return moment.astimezone(morning.zone).time() if moment else None
+    clock = slot.astimezone(morning.zone).time() if slot else None
 
     def preference(night: Night) -> tuple[bool, bool, datetime]:
         own = night.start.slot
-        return own is not None and clock(own) == clock(slot), own is not None, _moment(night)
+        return own is not None, own is not None and own.astimezone(morning.zone).time() == clock, _moment(night)
 
     earlier = [night for night in nights if _moment(night) <= morning.days_before(1)]
     return max(earlier, key=preference, default=None)
-
-
-def _not_begun(
-    scenario: str, slot: datetime | None, named: Expected | None, last: Night | None, tests: tuple[str, ...]
-) -> DueNight:
-    return DueNight(
-        scenario=scenario,
-        night=None,
-        slot=slot,
-        tests=tests,
-        deployment=last.start.deployment if last else "",
-        file=named.file if named else "",
-    )
 
 
 def _expected_slots(nights: Iterable[Night], morning: Morning, days: int) -> list[datetime]:
@@ -256,6 +225,10 @@ def _without_night(expected: Sequence[datetime], begun: Sequence[datetime]) -> l
 
 def _moment(night: Night) -> datetime:
     return night.start.slot or night.start.begun_at
+
+
+def _is_scheduled_for(night: Night, morning: Morning) -> bool:
+    return night.start.slot is not None and _is_of_day(morning, 0, night.start.slot)
 
 
 def _is_of_day(morning: Morning, number: int, moment: datetime) -> bool:
