@@ -16,7 +16,6 @@ from nightbridge.goldens.parity import Parity
 from nightbridge.models import ReferencePolicy, Site, utc_now
 from nightbridge.prune import Old, Policy
 from nightbridge.tasks.on_demand import (
-    alerts_left,
     check_site,
     compare_step_by_step,
     decide,
@@ -52,7 +51,7 @@ def accept(  # noqa: D417  (`SiteChoice` describes the others)
     """
     site = site_of(system=system, store=store)
     made = decide(run, kind, who=who, why=why, metrics=metrics, until=until or "", when=utc_now(), site=site)
-    return _state(made, "Decided", [f"{made.series}: {made.text}", *alerts_left(made, site)])
+    return _state(made, "Decided", [f"{made.series}: {made.text}"])
 
 
 @flow(name="withdraw", flow_run_name="withdraw {decision}")

@@ -6,7 +6,7 @@ from functools import partial
 
 from nightbridge.doctor import Check, checks
 from nightbridge.errors import TransientError
-from nightbridge.gate.accept import accept, is_series, still_alerts, withdraw
+from nightbridge.gate.accept import accept, is_series, withdraw
 from nightbridge.gate.decisions import Decision, DecisionKind, StoredDecision, Withdrawal
 from nightbridge.gate.judging import Rejudged
 from nightbridge.goldens.parity import Parity
@@ -38,12 +38,6 @@ def decide(
     target = run if is_series(run) else find_run(store, run)
     cluster = site.cluster.name
     return accept(store, target, kind, who=who, why=why, metrics=metrics, until=until, cluster=cluster, when=when)
-
-
-@stage("accept-alerts", waits_for=(TransientError,), key=never_reused)
-def alerts_left(made: Decision, site: Site) -> tuple[str, ...]:
-    """What is an alert all the same. A stage of its own: tried again, it decides nothing twice."""
-    return still_alerts(store_of(site), made)
 
 
 @stage("withdraw", waits_for=(TransientError,), key=never_reused)

@@ -211,7 +211,7 @@ def accept(
     import getpass
 
     from nightbridge.gate.accept import accept as decide
-    from nightbridge.gate.accept import checked_kind, checked_metrics, is_series, still_alerts
+    from nightbridge.gate.accept import checked_kind, checked_metrics, is_series
 
     if sum(map(bool, (target and not list_all, undo, list_all))) != 1:
         raise InvalidInput("nothing to decide", subject="accept", advice="Name a run to accept, --undo ID, or --list")
@@ -235,7 +235,6 @@ def accept(
         cluster=cluster or site.cluster.name,
     )
     show(as_json, decision, lambda: [f"{decision.series}: {decision.text}"])
-    note_all(still_alerts(opened, decision))
 
 
 def _named_decision(site: "Site", name: str) -> str:

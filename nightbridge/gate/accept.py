@@ -150,24 +150,6 @@ def accept(
     return decision
 
 
-def still_alerts(store: ObjectStore, decision: Decision) -> tuple[str, ...]:
-    """What raises an alert at a level whatever is decided about it, a line each: limits, golden values, references."""
-    rows = read_history(store, decision.cluster, decision.series, decision.night) if decision.holds else ()
-    worse = (row for row in rows if row.verdict is VerdictStatus.REGRESSED and not row.repeat)
-    last = next((row for row in worse if row.night == decision.night), None)
-    if last is None:
-        return ()
-    found = []
-    if limits := [METRIC_BY_NAME[name].label for name in last.broken if name in METRIC_BY_NAME]:
-        what = f"{', '.join(limits)}: beyond a floor or ceiling"
-        found.append(f"{what}, an alert until [gate] or the site's contract has another one")
-    record = load_record(store, last.prefix) if last.prefix else None
-    for key in ("golden", "reference"):
-        if record and (named := getattr(record.spec.test.gate, key)):
-            found.append(f"what is worse than {named} stays an alert until [gate] {key} names another one, or none")
-    return tuple(found)
-
-
 def withdraw(
     store: ObjectStore, target: str, withdrawal: Withdrawal, contract: Contract, commits_between: CommitsBetween
 ) -> tuple[StoredDecision, Rejudged]:

@@ -499,39 +499,6 @@ def test_the_command_line_decides_and_says_what(
     assert "no such kind of decision" in said.err
 
 
-@pytest.mark.parametrize(
-    ("gate", "worse", "said"),
-    [
-        (
-            {"golden": "golden.json"},
-            "golden",
-            "what is worse than golden.json stays an alert until [gate] golden names",
-        ),
-        ({"reference": "llama"}, "golden", "what is worse than llama stays an alert until [gate] reference names"),
-        ({}, "step_time", "step time: beyond a floor or ceiling, an alert until [gate] or the site's contract has"),
-    ],
-)
-def test_what_no_decision_changes_is_said_when_it_is_made(
-    store: DirectoryStore,
-    commit: Callable[..., RunRecord],
-    capsys: pytest.CaptureFixture[str],
-    gate: dict[str, str],
-    worse: str,
-    said: str,
-) -> None:
-    """Also where another iteration of the test was good that night."""
-    record = commit(store, builders.make_record(summary_at(1.0), night(0), gate=GatePolicy.model_validate(gate)))
-    row = row_of(record, None)
-    good = {"run_key": f"{row.run_key[:-10]}0123456789", "verdict": VerdictStatus.PASSED}
-    bad = {"iteration": 2, "verdict": VerdictStatus.REGRESSED, "worse": {worse: 0.1}, "broken": (worse,)}
-    put_row(store, row.model_copy(update=good | {"harvested_at": row.harvested_at - timedelta(hours=1)}))
-    put_row(store, row.model_copy(update=bad))
-
-    assert run(["accept", record.spec.run_key, "--why", "known", "--who", "ann", "--store", store.url]) == 0
-
-    assert said in capsys.readouterr().err
-
-
 # --- withdrawn, and over ---------------------------------------------------------------------------------------------
 
 
