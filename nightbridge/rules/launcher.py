@@ -4,7 +4,7 @@ Recipes are found by reading the pinned code: importing it would need torch and 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -13,11 +13,8 @@ from nightbridge.launch.config_schema import ConfigSchema, unreadable
 from nightbridge.launch.flags import (
     RELEASES,
     SPELLINGS,
-    V0_4_0,
     V0_6_0,
-    Flag,
     is_release,
-    items_of,
     text_of,
     version_of_ref,
 )
@@ -134,22 +131,13 @@ _OTHERS = {
 def _flag_decided(run: RuleContext) -> Iterator[str]:
     """A flag given twice has its last value, and the run is planned, checked and compared by the first."""
     for option in dict.fromkeys(key.partition("=")[0] for key in run.test.extra_cmd_args if key.startswith("-")):
-        flag = SPELLINGS.get(option) or _meant(option, run)
+        flag = SPELLINGS.get(option)
         if flag is not None and flag.format != "pairs":  # these add up
             value = f' = "env:{flag.secret}"' if flag.secret else ""
             as_key = f"is decided by [cmd_args]; write it there, as {flag.field}{value}"
             yield f"extra_cmd_args: {option!r} {_ELSEWHERE.get(flag.field, as_key)}"
         elif option in _OTHERS:
             yield f"extra_cmd_args: {option!r} {_OTHERS[option]}"
-
-
-def _meant(option: str, run: RuleContext) -> Flag | None:
-    """The flag that argparse takes a beginning for, or a short one with its value; None until the parser is known."""
-    if run.checkout is None or option in run.known:
-        return None
-    if not option.startswith("--"):
-        return SPELLINGS.get(option[:2])
-    return next((flag for name, flag in SPELLINGS.items() if name.startswith(option) and name in run.known), None)
 
 
 @rule("choice", _PARSER, ("cmd_args", "git_repos"), alone=True)
@@ -205,14 +193,6 @@ def _grammar(run: RuleContext) -> Iterator[str]:
             yield f'extra_cmd_args: {key!r} has no value, which only ~{key} allows; write one, such as "null"'
         elif value is not None and (odd := unreadable(value)):
             yield f"extra_cmd_args: {key!r}: Hydra cannot read {value!r}, for {odd!r} in it; write a list as [a,b]"
-
-
-@rule("override-appends", _HYDRA, ("extra_cmd_args",), "warning")
-def _appends(run: RuleContext) -> Iterator[str]:
-    """Hydra's + adds any key, and nothing reads one that is misspelt."""
-    for key in run.test.extra_cmd_args:
-        if key.startswith("+"):
-            yield f"extra_cmd_args: {key!r}: with a +, a misspelt key is silently dropped; check its name"
 
 
 @rule("override-moved", _RECIPES_AND_LOGGING, ("extra_cmd_args",), "warning", first=V0_6_0)
@@ -380,40 +360,20 @@ def _known_later(run: RuleContext) -> Iterator[str]:
         yield from (said for said in _override_problems(run, run.config_schema) if said not in certain)
 
 
-_ALSO_SET_BY: Mapping[str, Mapping[str, str]] = {
-    "checkpoint.load": {"use_megatron_fsdp": "null"},
-    "checkpoint.most_recent_k": {"most_recent_k": ""},
-    "ddp.average_in_collective": {"use_megatron_fsdp": "false", "nccl_ub": "false"},
-    "ddp.data_parallel_sharding_strategy": {"use_megatron_fsdp": "optim_grads_params"},
-    "logger.tensorboard_dir": {"pytorch_profiler": "/nemo_run/pytorch_profile"},
-    "model.cpu_offloading": {"activation_offload_layers": "true"},
-    "model.cpu_offloading_num_layers": {"activation_offload_layers": ""},
-    "model.cuda_graph_modules": {"cuda_graph_scope": ""},
-    "model.cuda_graph_scope": {"cuda_graph_scope": ""},
-    "model.moe_flex_dispatcher_backend": {"moe_flex_dispatcher_backend": ""},
-    "model.moe_layer_freq": {"num_layers": "", "first_k_dense_replace": ""},
-    "model.moe_shared_expert_overlap": {"moe_a2a_overlap": "false"},
-    "model.num_moe_experts": {"num_moe_experts": ""},
-    "model.pipeline_model_parallel_layout": {"pipeline_model_parallel_layout": ""},
-    "model.recompute_granularity": {"recompute_num_layers": "full", "recompute_modules": "selective"},
-    "model.recompute_method": {"recompute_num_layers": "block"},
-    "model.recompute_modules": {"recompute_modules": ""},
-    "model.recompute_num_layers": {"recompute_num_layers": ""},
-    "model.sequence_parallel": {"tp": "true"},
-    "tokenizer.tokenizer_model": {"tokenizer_type": ""},
-    "tokenizer.tokenizer_type": {"tokenizer_type": ""},
+_SET_BY_FURTHER_FLAGS = {
+    "checkpoint.most_recent_k": "most_recent_k",
+    "model.cpu_offloading_num_layers": "activation_offload_layers",
+    "model.cuda_graph_modules": "cuda_graph_scope",
+    "model.cuda_graph_scope": "cuda_graph_scope",
+    "model.moe_flex_dispatcher_backend": "moe_flex_dispatcher_backend",
+    "model.num_moe_experts": "num_moe_experts",
+    "model.pipeline_model_parallel_layout": "pipeline_model_parallel_layout",
+    "model.recompute_modules": "recompute_modules",
+    "model.recompute_num_layers": "recompute_num_layers",
+    "tokenizer.tokenizer_model": "tokenizer_model",
+    "tokenizer.tokenizer_type": "tokenizer_type",
 }
-"""Further fields that flags of a performance recipe set after the overrides, and to what; empty: to their own value."""
-
-_SETS_WITH = {"tokenizer.tokenizer_model": "tokenizer_model"}
-"""Fields that one flag switches and another one sets."""
-
-
-def _spellings(given: object) -> frozenset[str]:
-    """What an override says that says the same as a key: a list of texts, with brackets or one text alone."""
-    texts = ",".join(items_of(given)).lower()
-    return frozenset({text_of(given).lower(), texts, f"[{texts}]"})
-
+"""The same of a performance recipe alone."""
 
 _SAVING = {"checkpoint.save": "save_dir", "checkpoint.save_interval": "save_interval"}
 """Fields that are set wherever a run saves, each with the key of `[cmd_args]`."""
@@ -441,40 +401,5 @@ def _twice(run: RuleContext) -> Iterator[str]:
                 yield f"extra_cmd_args: {key!r}: cmd_args.seq_length sets the data's to {length}; write the same"
         elif field in run.args:
             yield f"extra_cmd_args: {key!r}: cmd_args.{field} overrides it; remove one of them"
-        elif performance:
-            for other, sets in _ALSO_SET_BY.get(path, {}).items():
-                given = run.args.get(other)
-                if (other, given) == ("tp", 1):
-                    continue  # there is no sequence parallelism on one GPU, whatever is written
-                same = {sets.lower()} if sets else _spellings(run.args.get(_SETS_WITH.get(path, other)))
-                if is_given(given) and str(value).lower() not in same:
-                    yield f"extra_cmd_args: {key!r}: cmd_args.{other} overrides it; remove one of them"
-
-
-_KEPT_OF_DATA = frozenset({"num_workers", "pin_memory", "persistent_workers"})
-
-
-@rule("override-dropped", _OVERRIDING, ("extra_cmd_args", "cmd_args", "git_repos"), "warning")
-def _dropped(run: RuleContext) -> Iterator[str]:
-    """The launcher sets some fields after the overrides, whatever its flags are."""
-    if not run.test.extra_cmd_args or not has_performance_recipe(run):
-        return
-    for key, path, value in overrides_of(run.test):
-        if reason := _why_dropped(path.replace("model.transformer.", "model."), str(value).lower(), run):
-            yield f"extra_cmd_args: {key!r} has no effect: {reason}"
-
-
-def _why_dropped(path: str, value: str, run: RuleContext) -> str | None:
-    args, (section, _, field) = run.args, path.partition(".")
-    has_own_data = args.get("data", "mock") == "mock" and str(args.get("domain", "llm")).lower() != "llm"
-    if section == "dataset" and not has_own_data and (field not in _KEPT_OF_DATA or run.version < V0_4_0):
-        return "the launcher makes the dataset anew, from cmd_args.data and its other flags; write those"
-    if path == "optimizer.use_precision_aware_optimizer" and value == "false":
-        return "with adam and bf16 it is always on" if args.get("compute_dtype", "bf16") == "bf16" else None
-    if path == "model.moe_token_dispatcher_type" and V0_4_0 <= run.version < V0_6_0:
-        return "before v0.6.0 it is flex with cmd_args.moe_flex_dispatcher_backend, and alltoall without"
-    if path == "train.global_batch_size" and run.version < V0_6_0:
-        return "before v0.6.0 the batch is scaled where num_gpus is not the recipe's own; write cmd_args.gb"
-    if path == "logger.save_config_filepath":
-        return "a flag that every run has overrides it; write cmd_args.save_config_filepath"
-    return None
+        elif performance and is_given(run.args.get(other := _SET_BY_FURTHER_FLAGS.get(path, ""))):
+            yield f"extra_cmd_args: {key!r}: cmd_args.{other} overrides it; remove one of them"

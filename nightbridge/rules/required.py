@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from nightbridge.launch.flags import V0_4_0, V0_5_0, V0_6_0, Version
-from nightbridge.models.series import DEFAULT_NUM_GPUS, DEFAULTS
-from nightbridge.rules.rule import OLDEST, RuleContext, cmd_args, is_local, rule
+from nightbridge.launch.flags import V0_4_0, V0_5_0, V0_6_0
+from nightbridge.models.series import DEFAULT_NUM_GPUS
+from nightbridge.rules.rule import RuleContext, cmd_args, is_local, rule
 
 _SUBMISSION = "Megatron-Bridge: setup_experiment.py and argument_parser.py of scripts/performance at 067f987d (main)"
 
@@ -93,24 +93,6 @@ _LIBRARY_ONLY: Mapping[str, str] = {
 }
 """Keys that are read with `use_recipes` alone, each with the override that does the same without it."""
 
-_PERFORMANCE_ONLY: Mapping[str, Version | None] = {
-    **dict.fromkeys(("nccl_ub", "moe_flex_dispatcher_backend"), V0_6_0),
-    **dict.fromkeys(("compute_dtype", "config_variant", "optimizer_type", "moe_a2a_overlap")),
-    **dict.fromkeys(("hidden_size", "num_layers", "num_moe_experts", "first_k_dense_replace", "use_tokendrop")),
-    **dict.fromkeys(("pipeline_model_parallel_layout", "use_megatron_fsdp", "cuda_graph_impl", "cuda_graph_scope")),
-    **dict.fromkeys(("recompute_num_layers", "recompute_modules", "activation_offload_layers")),
-    **dict.fromkeys(("c4_root", "c4_train_shards")),
-}
-"""Keys that are not read with `use_recipes`, but from this version on."""
-
-_NEVER_READ: Mapping[str, Version] = {
-    **dict.fromkeys(("dataset_name", "packed_sequence"), Version(0, 3)),
-    "optimizer_type": V0_6_0,
-}
-"""Keys that nothing reads from this version on."""
-
-_SOMETIMES_READ = _LIBRARY_ONLY.keys() | _PERFORMANCE_ONLY.keys() | _NEVER_READ.keys()
-
 
 def is_given(value: object) -> bool:
     """Whether a value of `[cmd_args]` sets anything: a switch that is off, and an empty text or list, do not."""
@@ -133,21 +115,13 @@ def _unread(run: RuleContext) -> Iterator[str]:
     """The launcher's parser takes every option, and the recipe's own value trains where nothing reads one."""
     if not has_nvidias_launcher(run):
         return
-    args = run.args
-    written = [field for field in args if field in _SOMETIMES_READ]
-    given = [field for field in written if is_given(args[field]) and args[field] != DEFAULTS.get(field)]
-    library = bool(args.get("use_recipes"))
-    for field in given:
-        since = _PERFORMANCE_ONLY.get(field, OLDEST)
-        if field in _NEVER_READ and run.version >= _NEVER_READ[field]:
-            yield f"cmd_args.{field} has no effect: nothing in this version of Megatron-Bridge reads it; remove it"
-        elif field in _LIBRARY_ONLY and not library:
+    args, library = run.args, bool(run.args.get("use_recipes"))
+    for field, override in _LIBRARY_ONLY.items():
+        if not library and is_given(args.get(field)):
             yield (
                 f"cmd_args.{field} has no effect without use_recipes, so the recipe's own value trains; "
-                f"write the override {_LIBRARY_ONLY[field]} in its place"
+                f"write the override {override} in its place"
             )
-        elif library and (since is None or run.version < since):
-            yield f"cmd_args.{field} has no effect with use_recipes, so the recipe's own value trains; remove it"
     if library and run.version < V0_5_0 and run.test.extra_cmd_args:
         yield "extra_cmd_args has no effect with use_recipes before v0.5.0, which drops all overrides; pin a newer one"
     length = args.get("seq_length")
@@ -158,12 +132,3 @@ def _unread(run: RuleContext) -> Iterator[str]:
                 f"cmd_args.seq_length = {length} changes the data alone before v0.6.0, and the job ends where the "
                 f'model\'s is another; write the override model.seq_length = "{length}" beside it'
             )
-    if library and "warmup_iters" in given and (run.test.max_steps or 0) > _SHORT_RUN:
-        yield (
-            f"cmd_args.warmup_iters has no effect with use_recipes and more than {_SHORT_RUN} steps, of which 1 % warm "
-            "up; write the override scheduler.lr_warmup_iters in its place, from v0.5.0 on"
-        )
-
-
-_SHORT_RUN = 100
-"""Steps up to which a library recipe keeps a warm-up that is written."""
