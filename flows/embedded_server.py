@@ -9,30 +9,24 @@ import atexit
 import os
 import re
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import prefect
 from prefect.server.api.server import SubprocessASGIServer, subprocess_server_logger
 from prefect.settings import (
+    PREFECT_HOME,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     get_current_settings,
 )
-from sqlalchemy.engine import make_url
 
-from nightbridge.errors import PermanentError
 from nightbridge.locking import lease
 
 _SCRIPT = Path(__file__).with_name("server_process.py")
-_MIGRATIONS = Path(prefect.__file__).parent / "server/database/_migrations/versions/sqlite"
 _LOOK_AGAIN = 0.1
 _NO_KEY = -1
 # No secret of the site or of a test, whatever its variable is called.
@@ -48,70 +42,6 @@ _ENVIRONMENT = {
 
 # The logger is Prefect's own: start and end of a server are no news.
 subprocess_server_logger.addFilter(lambda record: "temporary server" not in record.getMessage())
-
-
-def refuse_newer_database() -> None:
-    """Refuse a database that a newer Prefect has brought up to date: this one's server cannot start with it.
-
-    Raises:
-        PermanentError: It is so, by the revision of Alembic that stands in it.
-    """
-    database, known = _database(), _migrations()
-    for revision in _revisions(database) if known else ():
-        # Newest first: that is usually the one.
-        if not any(revision in path.read_text(encoding="utf-8") for path in known):
-            raise PermanentError(
-                f"this database was made by a newer Prefect than {prefect.__version__}, which is installed here",
-                subject=str(database),
-                advice="Set PREFECT_HOME to another folder, or install the newer Prefect",
-            )
-
-
-@contextmanager
-def _alone_with_an_old_database(timeout: float) -> Iterator[None]:
-    """Let one process at a time make a database, or bring it up to date: of two servers that do, one ends.
-
-    Raises:
-        TransientError: Another process takes longer than `timeout` seconds.
-        PermanentError: The database's folder cannot be written.
-    """
-    database = _database()
-    with ExitStack() as alone:
-        if database is not None and not _is_of_this_prefect(database):
-            alone.enter_context(lease(database.with_name("nightbridge-server.lease"), timeout=timeout))
-            if _is_of_this_prefect(database):  # by now
-                alone.close()
-        yield
-
-
-def _is_of_this_prefect(database: Path) -> bool:
-    """Whether nothing of a database has to be made or brought up to date."""
-    newest = next((path.read_text(encoding="utf-8") for path in _migrations()), "")
-    return any(revision in newest for revision in _revisions(database))
-
-
-def _database() -> Path | None:
-    """The file of the server's database; None for one elsewhere."""
-    named = get_current_settings().server.database.connection_url
-    url = make_url(named.get_secret_value() if named else "sqlite://")
-    is_file = url.get_backend_name() == "sqlite" and url.database and url.database != ":memory:"
-    return Path(str(url.database)).absolute() if is_file else None
-
-
-def _revisions(database: Path | None) -> list[str]:
-    """The revision of Alembic that a database has; none in one that is not there, empty, busy or damaged."""
-    if database is None:
-        return []
-    try:
-        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as opened:
-            return [str(row[0]) for row in opened.execute("SELECT version_num FROM alembic_version")]
-    except sqlite3.Error:
-        return []  # the server says so
-
-
-def _migrations() -> list[Path]:
-    """Prefect's migrations of SQLite, the newest first."""
-    return sorted(_MIGRATIONS.glob("*.py"), reverse=True)
 
 
 class EmbeddedServer(SubprocessASGIServer):
@@ -134,6 +64,7 @@ class EmbeddedServer(SubprocessASGIServer):
         Raises:
             RuntimeError: It did not answer in time, or ended, or this process ends. Prefect's own callers expect this
                 type.
+            TransientError: Another process was starting one all the time.
         """
         with self._starting:
             if self._process_ends:
@@ -144,7 +75,8 @@ class EmbeddedServer(SubprocessASGIServer):
     def _start(self, timeout: int | None) -> None:
         atexit.register(self._stop_for_good)
         seconds = timeout or PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value()
-        with _alone_with_an_old_database(seconds):
+        # Of two servers that make a new database at once, or bring an old one up to date, one ends.
+        with lease(PREFECT_HOME.value() / "nightbridge-server.lease", timeout=seconds):
             try:
                 self.server_process = self._run_uvicorn_command()
                 self._wait_until_healthy(seconds)

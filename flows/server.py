@@ -25,8 +25,7 @@ def reach_server() -> None:
 
     Raises:
         InvalidInput: None is configured, and the settings forbid one for this process.
-        PermanentError: Prefect's folder, in which it keeps results too, cannot be written, or has the database of a
-            newer Prefect.
+        PermanentError: Prefect's folder, in which it keeps results too, cannot be written.
         TransientError: It does not answer, or this process's own did not start.
     """
     advice = "Set PREFECT_HOME, or HOME, to a folder that can be written"
@@ -40,9 +39,8 @@ def reach_server() -> None:
                 advice="Set PREFECT_API_URL to the address of a server",
             )
         # Prefect's server is a second of imports, which a configured server elsewhere makes unnecessary.
-        from nightbridge.flows.embedded_server import EmbeddedServer, refuse_newer_database
+        from nightbridge.flows.embedded_server import EmbeddedServer
 
-        refuse_newer_database()
         EmbeddedServer()  # Prefect finds it, and starts it when it needs one
     try:
         with (
@@ -51,7 +49,10 @@ def reach_server() -> None:
         ):
             problem = client.api_healthcheck()
     except RuntimeError as error:
-        advice = "Run `prefect server start` and set PREFECT_API_URL to its address, or try again"
+        advice = (
+            "Try again; where its database is damaged, or a newer Prefect's, set PREFECT_HOME to another folder; or run"
+            " `prefect server start` and set PREFECT_API_URL to its address"
+        )
         raise TransientError(str(error), subject=platform.node(), advice=advice) from error
     if problem is not None:
         raise TransientError(

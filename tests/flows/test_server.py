@@ -2,35 +2,27 @@
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext
-from contextvars import copy_context
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import (
     PREFECT_API_URL,
-    PREFECT_SERVER_DATABASE_CONNECTION_URL,
+    PREFECT_HOME,
     PREFECT_SERVER_EPHEMERAL_ENABLED,
     temporary_settings,
 )
 
-from nightbridge.errors import InvalidInput, PermanentError, TransientError
-from nightbridge.flows.embedded_server import (
-    EmbeddedServer,
-    _alone_with_an_old_database,
-    _migrations,
-    refuse_newer_database,
-)
+from nightbridge.errors import InvalidInput, TransientError
+from nightbridge.flows.embedded_server import EmbeddedServer
 from nightbridge.flows.server import reach_server
+from nightbridge.locking import lease
 from tests.real.prefect_server import make_home
 from tests.real.slurm_daemons import free_ports
 
@@ -168,26 +160,17 @@ def test_threads_that_need_one_at_the_same_moment_start_one(monkeypatch: pytest.
     assert (len(started), server.running) == (1, True)
 
 
-def test_processes_that_need_a_new_database_at_the_same_moment_make_it_one_after_the_other(tmp_path: Path) -> None:
-    database = tmp_path / "prefect.db"
-    making: list[int] = []
-    most: list[int] = []
-
-    def make() -> None:
-        with _alone_with_an_old_database(60):
-            making.append(1)
-            most.append(len(making))
-            time.sleep(0.1)
-            making.pop()
+def test_processes_start_theirs_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = object.__new__(EmbeddedServer)
+    server.__init__()  # type: ignore[misc]  # not the one that Prefect keeps
+    monkeypatch.setattr("nightbridge.flows.embedded_server.atexit.register", lambda _: None)
 
     with (
-        temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{database}"}),
-        ThreadPoolExecutor(3) as threads,
+        temporary_settings({PREFECT_HOME: tmp_path}),
+        lease(tmp_path / "nightbridge-server.lease"),
+        pytest.raises(TransientError, match="nightbridge-server"),
     ):
-        for each in [threads.submit(copy_context().run, make) for _ in range(3)]:
-            each.result()
-
-    assert most == [1, 1, 1]
+        server.start(timeout=1)
 
 
 def test_one_that_cannot_start_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,49 +184,6 @@ def test_one_that_cannot_start_is_said_at_once(tmp_path: Path, monkeypatch: pyte
 
     assert time.monotonic() - begun < 120
     assert not SubprocessASGIServer().running
-
-
-@pytest.mark.parametrize(
-    ("revision", "expected"),
-    [
-        ("27d8f4e1a6c9", pytest.raises(PermanentError, match=r"made by a newer Prefect than .*Set PREFECT_HOME")),
-        ("9725c1cbee35", nullcontext()),  # the first that Prefect had
-    ],
-)
-def test_a_database_of_a_newer_prefect_is_refused_before_a_server_starts(
-    tmp_path: Path, revision: str, expected: AbstractContextManager[Any]
-) -> None:
-    with closing(sqlite3.connect(tmp_path / "prefect.db")) as database, database:
-        database.execute("CREATE TABLE alembic_version (version_num TEXT)")
-        database.execute("INSERT INTO alembic_version VALUES (?)", (revision,))
-
-    with (
-        temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{tmp_path}/prefect.db"}),
-        expected,
-    ):
-        refuse_newer_database()
-
-
-def test_a_database_of_this_prefect_is_waited_for_by_nobody(tmp_path: Path) -> None:
-    newest = _migrations()[0].name.split("_")[4]
-    with closing(sqlite3.connect(tmp_path / "prefect.db")) as database, database:
-        database.execute("CREATE TABLE alembic_version (version_num TEXT)")
-        database.execute("INSERT INTO alembic_version VALUES (?)", (newest,))
-
-    with (
-        temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{tmp_path}/prefect.db"}),
-        _alone_with_an_old_database(60),
-    ):
-        assert [path.name for path in tmp_path.iterdir()] == ["prefect.db"]
-
-
-@pytest.mark.parametrize("found", [None, b"no database"])
-def test_a_database_that_says_nothing_is_left_to_the_server(tmp_path: Path, found: bytes | None) -> None:
-    if found is not None:
-        (tmp_path / "prefect.db").write_bytes(found)
-
-    with temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{tmp_path}/prefect.db"}):
-        refuse_newer_database()
 
 
 def test_a_home_that_cannot_be_written_is_told_in_seconds_with_the_way_out(environment: dict[str, str]) -> None:
