@@ -23,7 +23,7 @@ from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME
 from nightbridge.nights.records import Night, NightVerdict, find_nights, newest_first, verdict_since
 from nightbridge.numbers import format_change, format_count, format_value
 from nightbridge.report.charts import NightPoint, PointKind, sparkline
-from nightbridge.report.tables import STATUS_WORDS, StatusWords, cause_of, gravest_first, short_reason
+from nightbridge.report.tables import STATUS_WORDS, cause_of, gravest_first, short_reason
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import in_parallel
 
@@ -40,9 +40,6 @@ MAX_COMMITS_SHOWN = 20
 
 SQUARE = 9
 """Pixels of a night in the strip of a test."""
-
-NOT_ENDED = StatusWords("no verdict yet", "…", "warn", "")
-"""How a test is shown whose last night has begun and not ended, be it under way or dead."""
 
 _POINT_KINDS: Mapping[str, PointKind] = {"good": "good", "none": "good", "bad": "regressed", "warn": "other"}
 
@@ -61,15 +58,13 @@ class TestOverview(Model):
     cause: str = ""
     decision: str = Field("", description="What people decided about it that still holds.")
     step_time: float | None = Field(None, description="Seconds.")
-    not_ended: str = Field("", description="A later night of it that has begun and has no verdict yet.")
     nights: dict[str, VerdictStatus] = Field(description="Verdict of each night, oldest first; the gravest of a sweep.")
 
     def __str__(self) -> str:
         signs = "".join(STATUS_WORDS[status].symbol for status in self.nights.values())
         label = STATUS_WORDS[self.verdict].label
         reason = self.reason.removeprefix(label).lstrip(", ")
-        later = f"night {self.not_ended} has not ended" if self.not_ended else ""
-        said = "; ".join(filter(None, (reason, self.cause, self.decision, later)))
+        said = "; ".join(filter(None, (reason, self.cause, self.decision)))
         return f"{signs}  {label}{said and f': {said}'}  {format_value(self.step_time, 's')}  {self.run_key}"
 
 
@@ -84,7 +79,6 @@ def overview_of_tests(store: ObjectStore, since: str = "") -> tuple[TestOverview
     )
     wanted = list(nights if since else itertools.islice(nights, OVERVIEW_NIGHTS))
     ends = [night.end for night in wanted if night.end]
-    not_ended = _not_ended(wanted)
     by_test: dict[str, dict[str, list[NightVerdict]]] = {}
     for end in reversed(ends):
         for run in end.verdicts:
@@ -93,21 +87,15 @@ def overview_of_tests(store: ObjectStore, since: str = "") -> tuple[TestOverview
     judged = gravest_first(in_parallel(lambda run: verdict_since(store, *run), newest))
     gravest = {verdict.test_id: verdict for verdict in reversed(judged)}
     decided = {one.decision.test_id: one.text for one in _open_decisions(store, ends[0].night if ends else "")}
-    return tuple(
-        _overview(gravest[test_id], by_test[test_id], decided.get(test_id, ""), not_ended.get(test_id, ""))
-        for test_id in sorted(by_test)
-    )
+    return tuple(_overview(gravest[test], by_test[test], decided.get(test, "")) for test in sorted(by_test))
 
 
-def _not_ended(newest_first: Iterable[Night]) -> dict[str, str]:
-    """By test, the night that has begun since its last verdict and has not ended."""
-    waiting: dict[str, str] = {}
-    for night in reversed(list(newest_first)):
-        for run in night.end.verdicts if night.end else ():
-            waiting.pop(run.test_id, None)
-        if night.ended is None:
-            waiting |= dict.fromkeys((run.test_id for run in night.start.tests), night.start.night)
-    return waiting
+def _open_nights(newest_first: Iterable[Night]) -> list[str]:
+    """The last night of each scenario that has begun and has not ended, be it under way or dead."""
+    last: dict[str, Night] = {}
+    for night in newest_first:
+        last.setdefault(night.start.scenario, night)
+    return [f"{night.start.night} of {scenario}" for scenario, night in last.items() if night.ended is None]
 
 
 def _open_decisions(store: ObjectStore, night: str) -> list[StoredDecision]:
@@ -116,9 +104,7 @@ def _open_decisions(store: ObjectStore, night: str) -> list[StoredDecision]:
     return [one for one in known if (one.decision.until or night) >= night]
 
 
-def _overview(
-    verdict: Verdict, nights: Mapping[str, Sequence[NightVerdict]], decision: str, not_ended: str
-) -> TestOverview:
+def _overview(verdict: Verdict, nights: Mapping[str, Sequence[NightVerdict]], decision: str) -> TestOverview:
     """A test by its runs of each night, oldest first, and the gravest verdict of the newest night."""
     order = list(STATUS_WORDS).index
     of_night = {night: min((run.status for run in runs), key=order) for night, runs in nights.items()}
@@ -133,7 +119,6 @@ def _overview(
         since=verdict.since,
         cause=cause_of(verdict),
         decision=decision,
-        not_ended=not_ended,
         step_time=measured.value if measured else in_short[verdict.run_key],
         nights=of_night | {verdict.night: verdict.status},
     )
@@ -169,21 +154,16 @@ def index_html(store: ObjectStore, disk: Sequence[str] = (), limit: int = INDEX_
             if before is None or order(verdict.status) < order(before[0].status):
                 known[end.night] = (verdict, f"{page}#{quote(verdict.run_key)}")
     last = {test: list(known.values())[-1][0] for test, known in by_test.items()}
-    not_ended = _not_ended(newest[:OVERVIEW_NIGHTS])
     calls = {test for test, verdict in last.items() if STATUS_WORDS[verdict.status].task}
-    waiting = not_ended.keys() & (last.keys() - calls)
-    tests = sorted(by_test, key=lambda test: (test not in calls, test not in waiting, order(last[test].status), test))
-    open_nights = [
-        f"Night {night} has not ended: {', '.join(sorted(test for test in not_ended if not_ended[test] == night))}"
-        for night in sorted(set(not_ended.values()))
-    ]
+    tests = sorted(by_test, key=lambda test: (test not in calls, order(last[test].status), test))
+    open_nights = _open_nights(newest[:OVERVIEW_NIGHTS])
     decided = _open_decisions(store, nights[-1] if nights else "")
     count = format_count(len(tests), "test")
     headline, tone = f"All of {count} are well", "good"
     if calls:
         headline, tone = f"{len(calls)} of {count} need attention", "bad"
-    elif waiting:
-        headline, tone = f"{len(waiting)} of {count} have no verdict of their last night yet", "warn"
+    elif open_nights:
+        headline, tone = f"All of {count} were well; not every night has ended", "warn"
     return render_page(
         "index.html.j2",
         headline=headline,
@@ -193,9 +173,7 @@ def index_html(store: ObjectStore, disk: Sequence[str] = (), limit: int = INDEX_
             (end.night, end.scenario, f"{quote(end.night)}/{quote(end.scenario)}.html", _call(end.title))
             for end in ends
         ],
-        strips=[
-            _strip(test, by_test[test], nights) | ({"words": NOT_ENDED} if test in waiting else {}) for test in tests
-        ],
+        strips=[_strip(test, by_test[test], nights) for test in tests],
         hours=hours,
         stored=stored,
         width=SQUARE * len(nights),
@@ -203,7 +181,7 @@ def index_html(store: ObjectStore, disk: Sequence[str] = (), limit: int = INDEX_
         facts=(
             f"{sum(hours.values()):,.1f} GPU-hours, {confirmation:,.1f} of them confirmation; "
             f"{sum(stored.values()) / 1e9:,.1f} GB went to the store",
-            *open_nights,
+            *(f"Night {night} has not ended" for night in open_nights),
             *disk,
         ),
         decisions=[f"{one.decision.test_id}: {one.text}" for one in decided],
