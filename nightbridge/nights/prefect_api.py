@@ -12,7 +12,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
-from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -27,12 +26,7 @@ FLOW = "nightly-regression"
 """The flow of a night, by its name."""
 
 _BEFORE_SLOT = timedelta(minutes=1)
-_HEADERS, _CERTIFICATES = "PREFECT_CLIENT_CUSTOM_HEADERS", "PREFECT_API_SSL_CERT_FILE"
-_UNVERIFIED = "PREFECT_API_TLS_INSECURE_SKIP_VERIFY"
-_SETTINGS = (
-    *("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING"),
-    *(_HEADERS, _CERTIFICATES, _UNVERIFIED),
-)
+_SETTINGS = ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_API_SSL_CERT_FILE")
 _AWAY = (OSError, ValueError, KeyError, TypeError, AttributeError)
 """What an answer may end in: no connection, an error's status, or something that is no answer of Prefect's."""
 
@@ -49,16 +43,17 @@ class PrefectServer:
 
     Args:
         url: Its `/api` address.
-        headers: For a server that wants a login, or a proxy before it.
-        trust: Whose certificates count; the system's own when None. A file that cannot be read is a server's absence.
+        login: `USER:PASSWORD`, for a server that wants one.
+        certificates: File of the authorities that count; the system's own when empty. One that cannot be read is a
+            server's absence.
     """
 
-    def __init__(
-        self, url: str, headers: Mapping[str, str], trust: Callable[[], ssl.SSLContext | None] = lambda: None
-    ) -> None:
+    def __init__(self, url: str, login: str = "", certificates: str = "") -> None:
         self._url = url.rstrip("/")
-        self._trust = trust
-        self._headers = {"Content-Type": "application/json", **headers}
+        self._certificates = certificates
+        self._headers = {"Content-Type": "application/json"}
+        if login:
+            self._headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
         # A user and a password may stand before the host.
         self.host = urlsplit(url).netloc.rpartition("@")[2]
 
@@ -77,13 +72,14 @@ class PrefectServer:
 
     def _answer(self, path: str, body: bytes | None) -> Any:
         request = urllib.request.Request(f"{self._url}{path}", body, self._headers)
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS, context=self._trust()) as answer:
+        trust = ssl.create_default_context(cafile=self._certificates) if self._certificates else None
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS, context=trust) as answer:
             return json.load(answer)
 
     def is_open(self) -> bool:
         """Whether it answers whoever asks, without a login."""
         try:
-            PrefectServer(self._url, {}, self._trust).find("/flows/filter", {"limit": 1})
+            PrefectServer(self._url, certificates=self._certificates).find("/flows/filter", {"limit": 1})
         except urllib.error.HTTPError as error:
             error.close()
             return error.code not in (401, 403)
@@ -93,33 +89,8 @@ class PrefectServer:
 def configured_server(environment: Mapping[str, str] = os.environ) -> PrefectServer | None:
     """The server that Prefect's own clients would ask: of the environment, else of the active profile; None without."""
     settings = {**_profile(environment), **{name: environment[name] for name in _SETTINGS if environment.get(name)}}
-    url = str(settings.get("PREFECT_API_URL", ""))
-    if not url.startswith(("http://", "https://")):
-        return None
-    headers = _headers(settings.get(_HEADERS))
-    if key := settings.get("PREFECT_API_KEY"):
-        headers["Authorization"] = f"Bearer {key}"
-    elif login := settings.get("PREFECT_API_AUTH_STRING"):
-        headers["Authorization"] = f"Basic {base64.b64encode(str(login).encode()).decode()}"
-    return PrefectServer(url, headers, partial(_trust, settings))
-
-
-def _headers(given: object) -> dict[str, str]:
-    """The headers of a setting: JSON in a variable, perhaps a table in a profile."""
-    try:
-        found = json.loads(given) if isinstance(given, str) else given
-    except ValueError:  # Prefect's own clients refuse it, and say so
-        found = None
-    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
-
-
-def _trust(settings: Mapping[str, Any]) -> ssl.SSLContext | None:
-    if str(settings.get(_UNVERIFIED, "")).lower() in ("1", "true", "t", "yes", "y", "on"):
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return context
-    file = settings.get(_CERTIFICATES)
-    return ssl.create_default_context(cafile=str(file)) if file else None
+    url, login, certificates = (str(settings.get(name) or "") for name in _SETTINGS)
+    return PrefectServer(url, login, certificates) if url.startswith(("http://", "https://")) else None
 
 
 def _profile(environment: Mapping[str, str]) -> Mapping[str, Any]:
