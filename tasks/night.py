@@ -3,10 +3,10 @@
 Night and plan are settled at the first start and kept: every restart, and a cancellation, goes by them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, time
 from functools import partial
-from itertools import chain, count, pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 from zoneinfo import ZoneInfo
@@ -25,9 +25,8 @@ from prefect.utilities.asyncutils import run_coro_as_sync
 
 from nightbridge import config
 from nightbridge.blocks import HarvestStore, site_of
-from nightbridge.config.sites import THIS_MACHINE, plain_site
 from nightbridge.errors import InvalidInput, TransientError
-from nightbridge.models import ClusterSettings, Model, Scenario, Site, SiteChoice, utc_now
+from nightbridge.models import Model, Scenario, Site, SiteChoice, utc_now
 from nightbridge.nights.records import (
     LATE,
     NightPlan,
@@ -93,33 +92,33 @@ def night_of_schedule(
 ) -> ChosenNight:
     """The night of a scheduled flow run, from its deployment's schedules; each slot counts in its schedule's zone.
 
-    `due` are the slots of the deployment's scheduled flow runs since.
+    `due` are the slots of the deployment's scheduled flow runs since: a slot without one is nobody's, such as those of
+    the days before the schedule was moved.
     """
     own = [schedule for schedule in schedules if flow_run.created_by and schedule.id == flow_run.created_by.id]
     expected = flow_run.expected_start_time
     assert expected is not None  # scheduled flow runs have one
-    # A deployment that was made again since has new schedules: then the first of them gives the zone, and those with
-    # this slot say whether a later one is due. Where it was moved, only flow runs do: a new schedule makes none before
-    # itself.
+    # A deployment that was made again since has new schedules: then the first of them gives the zone.
     zone = _zone([*own, *schedules][0]) if schedules else ZoneInfo("UTC")
     slot = expected.astimezone(zone)
     first_of_the_day = [
         found
         for schedule in schedules
-        for found in _slots(schedule, datetime.combine(slot.date(), time(), _zone(schedule)), slot)[:1]
+        for found in _first_slot(schedule, datetime.combine(slot.date(), time(), _zone(schedule)), slot)
         if found.date() == slot.date()
     ]
-    same = own or [schedule for schedule in schedules if slot in _slots(schedule, slot, now)]
-    later = any(found > slot for found in (chain(*(_slots(each, slot, now) for each in same)) if same else due))
     return ChosenNight(
-        night=night_of_slot(slot, first_of_the_day), slot=slot, late=now - slot > LATE, later_slot_due=later
+        night=night_of_slot(slot, first_of_the_day),
+        slot=slot,
+        late=now - slot > LATE,
+        later_slot_due=any(found > slot for found in due),
     )
 
 
-def _slots(schedule: DeploymentSchedule, start: datetime, end: datetime) -> list[datetime]:
-    """The first few times at which a schedule wants a run, from `start` to `end`, in the schedule's own zone."""
+def _first_slot(schedule: DeploymentSchedule, start: datetime, end: datetime) -> list[datetime]:
+    """The first time, if any, at which a schedule wants a run from `start` to `end`, in the schedule's own zone."""
     kind: Any = getattr(server_schedules, type(schedule.schedule).__name__)
-    dates = run_coro_as_sync(kind(**schedule.schedule.model_dump()).get_dates(n=3, start=start, end=end))
+    dates = run_coro_as_sync(kind(**schedule.schedule.model_dump()).get_dates(n=1, start=start, end=end))
     return [date.astimezone(_zone(schedule)) for date in cast("list[datetime] | None", dates) or []]
 
 
@@ -163,19 +162,15 @@ def check_as_deployed(site: Site) -> None:
         InvalidInput: It does.
     """
     flow_run = this_flow_run()
-    has_no_name = site.cluster.name in (ClusterSettings().name, THIS_MACHINE)
-    without_cluster, without_store = site.cluster.kind == "local" and has_no_name, site.store is None
-    if flow_run is None or not (without_cluster or without_store):
-        return
-    if flow_run.deployment_id is None:
-        _say_where_jobs_run(flow_run.parameters, site)
+    without_cluster, without_store = site.cluster.kind == "local", site.store is None
+    if flow_run is None or flow_run.deployment_id is None or not (without_cluster or without_store):
         return
     deployment_id, given = flow_run.deployment_id, flow_run.parameters
     made = insist("the deployment", on_server(lambda client: client.read_deployment(deployment_id)))
     if any(made.parameters.get(name) != given.get(name) for name in SiteChoice.model_fields):
         return
-    cluster = tagged(made.tags, "cluster") or site.cluster.name
-    if without_cluster and cluster != site.cluster.name:
+    cluster = tagged(made.tags, "cluster")
+    if without_cluster and cluster not in ("", site.cluster.name):
         raise _is_gone(f"Slurm Cluster block, and its deployment is for the cluster {cluster}")
     kept = get_current_settings().results.default_storage_block or ""
     kind, _, name = kept.partition("/")
@@ -184,15 +179,6 @@ def check_as_deployed(site: Site) -> None:
         url = str(insist("the deployment's store", read).data.get("url", ""))
         if not (url.startswith("file://") and url.endswith("/store")):  # not that of a workspace, which may have moved
             raise _is_gone(f"Harvest Store block, and its deployment keeps everything in {url}")
-
-
-def _say_where_jobs_run(given: Mapping[str, Any], site: Site) -> None:
-    """Say of a Site block without a cluster what that means: without a deployment nobody knows whether it had one."""
-    system = given.get("system")
-    is_block = isinstance(system, str) and plain_site(SiteChoice(system=system)) is None
-    if is_block and not given.get("cluster") and site.cluster == ClusterSettings():
-        said = "the Site block %s has no Slurm Cluster block, or one that was deleted: its jobs run on this machine"
-        run_log().warning(said, system)
 
 
 def _is_gone(what: str) -> InvalidInput:
@@ -222,15 +208,14 @@ def read_scenario(path: str, tests: Sequence[str] = ()) -> Scenario:
 def own_night(chosen: ChosenNight, scenario: Scenario, site: Site) -> tuple[ChosenNight, NightStart | None]:
     """The night with an id that is not taken: by another deployment's slot, or one of before the schedule was moved.
 
-    Deployments that begin other tests of a scenario in the same slot have a night each. With it comes how it began,
-    where it did.
+    With it comes how it began, where it did.
 
     Raises:
         InvalidInput: Another cluster has the night in this store.
     """
     for name in _possible_nights(chosen):
         earlier = patiently(partial(_read_start, name, scenario.name, site))
-        if earlier is None or not _is_anothers(earlier, chosen.slot, scenario, site):
+        if earlier is None or not _is_anothers(earlier, chosen.slot):
             break
         run_log().info("night %s is that of the slot at %s %s", name, earlier.slot, earlier.deployment)
     if earlier is not None and earlier.cluster != site.cluster.name:
@@ -255,20 +240,11 @@ def _read_start(night: str, scenario: str, site: Site) -> NightStart | None:
     return read_start(store_of(site), night, scenario)
 
 
-def _is_anothers(earlier: NightStart, slot: datetime | None, scenario: Scenario, site: Site) -> bool:
-    """Whether a night is that of another slot, or of this one with tests that this deployment on this cluster lacks."""
+def _is_anothers(earlier: NightStart, slot: datetime | None) -> bool:
+    """Whether a night is that of another slot."""
     if earlier.slot is None or slot is None:
         return False
-    if earlier.slot.astimezone(UTC) != slot.astimezone(UTC):
-        return True
-    is_others = deployment.name and earlier.deployment not in ("", deployment.name)
-    return bool(is_others and earlier.cluster == site.cluster.name and _left_out(scenario, earlier))
-
-
-def _left_out(scenario: Scenario, earlier: NightStart) -> list[str]:
-    """The tests of a night that are not among those that are wanted now."""
-    wanted = set(scenario.test_ids)
-    return [test for test in earlier.test_ids if test not in wanted]
+    return earlier.slot.astimezone(UTC) != slot.astimezone(UTC)
 
 
 def check_same_tests(scenario: Scenario, earlier: NightStart) -> None:
@@ -277,7 +253,7 @@ def check_same_tests(scenario: Scenario, earlier: NightStart) -> None:
     Raises:
         InvalidInput: It has.
     """
-    if others := _left_out(scenario, earlier):
+    if others := [test for test in earlier.test_ids if test not in scenario.test_ids]:
         raise InvalidInput(
             f"this night has other tests, too: {', '.join(others)}",
             subject=f"{scenario.name}, night {earlier.night}",

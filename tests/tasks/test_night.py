@@ -37,7 +37,6 @@ from nightbridge.tasks.night import (
     night_of_schedule,
     retried_at,
 )
-from tests.builders import make_test
 
 BERLIN = "Europe/Berlin"
 
@@ -80,27 +79,7 @@ def test_a_nightly_schedule_gives_each_night_its_own_date(slot: datetime, expect
     assert night(slot, schedule("0 1 * * *")).night == expected
 
 
-@pytest.mark.parametrize(
-    ("crons", "expected"),
-    [
-        (["0 1 * * *"], True),  # as it was
-        (["0 1 * * *", "0 13 * * *"], True),
-        (["0 1 1 * *", "0 13 * * *"], True),
-        (["0 1 21 * *", "0 13 * * *"], False),  # the other one is no later night of this schedule
-    ],
-)
-def test_a_missed_night_gives_way_to_a_later_one_after_its_deployment_was_made_again(
-    crons: list[str], expected: bool
-) -> None:
-    slot, now = datetime(2026, 11, 21, 0, 0, tzinfo=UTC), datetime(2026, 11, 25, 13, 0, tzinfo=UTC)
-
-    later = [slot + timedelta(days=1)]
-    missed = night_of_schedule(flow_run(slot, by=uuid4()), [*map(schedule, crons)], now, later)
-
-    assert (missed.night, missed.later_slot_due) == ("2026-11-21", expected)
-
-
-def test_a_missed_night_whose_schedule_was_moved_gives_way_to_a_flow_run_that_is_due_and_to_no_slot() -> None:
+def test_a_missed_night_gives_way_to_a_flow_run_that_is_due_and_to_no_slot() -> None:
     """A new schedule makes no flow runs before itself: its slots of the days before are nobody's."""
     slots = [datetime(2026, 11, day, 0, 0, tzinfo=UTC) for day in (22, 23, 24, 25)]
     moved, now = schedule("0 3 * * *"), datetime(2026, 11, 25, 12, 0, tzinfo=UTC)
@@ -185,22 +164,6 @@ def test_a_slot_of_another_deployment_or_of_a_schedule_that_was_moved_is_a_night
     assert own_night(other, Scenario(name="another", tests=()), site) == other
 
 
-def test_deployments_of_other_tests_of_a_scenario_have_a_night_each_in_the_same_slot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site, chosen = Site(workspace=tmp_path), night(datetime(2026, 11, 21, tzinfo=UTC), schedule("0 1 * * *"))
-    tests = (NightTest(test_id="llama", run_key="llama-0123456789"),)
-    begun(site, chosen.night, chosen.slot, deployment="dense", tests=tests)
-
-    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__NAME", "sparse")
-    other = own_night(chosen, NIGHTLY, site)
-    whole = own_night(chosen, Scenario(name="nightly", tests=(make_test(id="llama"),)), site)
-    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__NAME", "dense")
-    again = own_night(chosen, NIGHTLY, site)
-
-    assert (other.night, whole, again) == ("2026-11-21-0100", chosen, chosen)
-
-
 def test_a_night_by_hand_goes_on_with_the_night_whose_id_it_was_given(tmp_path: Path) -> None:
     site, chosen = Site(workspace=tmp_path), ChosenNight(night="2026-11-21")
     begun(site, chosen.night, datetime(2026, 11, 21, tzinfo=UTC))
@@ -268,7 +231,7 @@ def test_of_a_missed_weekend_only_the_last_night_is_run() -> None:
     daily = schedule("0 1 * * *")
     slots = [FRIDAY.replace(day=day) for day in (21, 22, 23)]
 
-    due = [night(slot, daily, now=MONDAY_MORNING) for slot in slots]
+    due = [night_of_schedule(flow_run(slot, daily.id), [daily], MONDAY_MORNING, slots) for slot in slots]
 
     assert [chosen.later_slot_due for chosen in due] == [True, True, False]
     for chosen in due[:2]:
@@ -359,15 +322,10 @@ S3 = StoreSettings(url="s3://nightly/llm")
             "hopper",
             "no Harvest Store block, and its deployment keeps everything in s3://nightly/llm",
         ),
-        (
-            {"cluster": ClusterSettings(name="this-machine"), "store": S3},
-            "hopper",
-            "no Slurm Cluster block, and its deployment is for the cluster hopper",
-        ),
         ({"cluster": HOPPER, "store": S3}, "hopper", ""),
         ({}, "another", ""),  # picked in the form
     ],
-    ids=["cluster gone", "store gone", "this machine", "as deployed", "another site"],
+    ids=["cluster gone", "store gone", "as deployed", "another site"],
 )
 def test_a_site_block_that_has_lost_its_cluster_or_its_store_is_refused(
     site: dict[str, Any], picked: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -385,29 +343,3 @@ def test_a_site_block_that_has_lost_its_cluster_or_its_store_is_refused(
     results = temporary_settings({PREFECT_RESULTS_DEFAULT_STORAGE_BLOCK: "nightbridge-harvest-store/llm"})
     with results, pytest.raises(InvalidInput, match=said) if said else nullcontext():
         check_as_deployed(Site(workspace=tmp_path, **site))
-
-
-@pytest.mark.parametrize(
-    ("given", "site", "said"),
-    [
-        ({"system": "hopper"}, {}, ["the Site block hopper has no Slurm Cluster block, or one that was deleted"]),
-        ({"system": "hopper", "cluster": "local"}, {}, []),
-        ({"system": "hopper"}, {"cluster": HOPPER}, []),
-        ({"system": None}, {}, []),
-    ],
-    ids=["cluster gone, or never there", "this machine asked for", "with its cluster", "no block"],
-)
-def test_a_night_by_hand_whose_site_block_has_no_cluster_says_where_its_jobs_run(
-    given: dict[str, Any],
-    site: dict[str, Any],
-    said: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    run = FlowRun(flow_id=uuid4(), parameters={"scenario": "a.toml", **given})
-    monkeypatch.setattr(nights, "this_flow_run", lambda: run)
-
-    check_as_deployed(Site(workspace=tmp_path, **site))
-
-    assert [message.partition(":")[0] for message in caplog.messages] == said
