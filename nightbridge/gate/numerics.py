@@ -29,23 +29,15 @@ class Numerics(NamedTuple):
     """What tonight's digests say of a deterministic test: how many runs have another one than the last good nights.
 
     `is_worse`: whether that is the test's, and lasting as far as tonight can tell. `stands`: whether it was so last
-    night. `reason`: what differs, in words; empty where nothing does. `unknown`: why it is not known of a test that
-    declares it whether the losses are the same.
+    night. `reason`: what differs, in words; empty where nothing does. `is_unknown`: whether it is not known of a test
+    that declares it whether the losses are the same.
     """
 
     agreement: Agreement
     is_worse: bool = False
     stands: bool = False
     reason: str = ""
-    unknown: str = ""
-
-
-_UNKNOWN = {
-    "mixed": "TensorBoard lacks some of them, and the log rounds",
-    "log": "they are the log's, which rounds, and those of the good nights TensorBoard's",
-    "tensorboard": "no good night has TensorBoard's",
-}
-"""Why the losses of a source cannot be compared."""
+    is_unknown: bool = False
 
 
 def compare_numerics(
@@ -70,8 +62,10 @@ def compare_numerics(
         return None
     tonights = comparable_digest(own.summary)
     known = [row for row in good if other_losses(tonights, row.summary) is not None]
-    unknown = _why_unknown(own, good, known) if declared else ""
-    nothing_else = Numerics(Agreement(0, 0), unknown=unknown) if unknown else None
+    # A log rounds: that its losses are another log's does not prove that they are what TensorBoard had before.
+    had_board = "tensorboard" in (loss_source(row.summary.loss_digest or "") for row in good)
+    is_unknown = bool(declared and good) and (not known or (had_board and loss_source(tonights) == "log"))
+    nothing_else = Numerics(Agreement(0, 0), is_unknown=True) if is_unknown else None
     if not known:
         return nothing_else
     expected = comparable_digest(known[-1].summary)
@@ -108,28 +102,15 @@ def is_of_earlier_night(row: HistoryRow, own: HistoryRow) -> bool:
 
 def with_unknown(verdict: Verdict, found: Numerics | None) -> Verdict:
     """The same; no pass of a test that declares that it is deterministic where nobody knows whether it was."""
-    if found is None or not found.unknown or verdict.status not in _PASSES:
+    if found is None or not found.is_unknown or verdict.status not in _PASSES:
         return verdict
-    reason = f"whether the losses are the same, bit for bit, is unknown: {found.unknown}"
+    reason = f"whether the losses are the same, bit for bit, is unknown: {_WHY_UNKNOWN}"
     update = {"status": VerdictStatus.INSUFFICIENT_DATA, "reasons": (*verdict.reasons, reason)}
     return verdict.model_copy(update=update)
 
 
+_WHY_UNKNOWN = "TensorBoard has not all of this run's and of a good night's, each from one life, and a log rounds"
 _PASSES = frozenset({VerdictStatus.PASSED, VerdictStatus.IMPROVED, VerdictStatus.INSUFFICIENT_DATA})
-
-
-def _why_unknown(own: HistoryRow, good: Sequence[HistoryRow], known: Sequence[HistoryRow]) -> str:
-    """Why a run's losses cannot be compared with those of the good nights, in words; empty where they can.
-
-    Those of the log can be with a log's, which does not prove that they are what TensorBoard had before.
-    """
-    if not good:
-        return ""
-    if len(own.summary.lives) > 1:
-        return "the run was restarted"
-    source = loss_source(own.summary.loss_digest or "")
-    of_board = [row for row in good if loss_source(row.summary.loss_digest or "") == "tensorboard"]
-    return _UNKNOWN.get(source, "") if not known or (source == "log" and of_board) else ""
 
 
 def _computed_both(expected: str, since: HistoryRow, own: HistoryRow, history: Sequence[HistoryRow]) -> bool:
