@@ -168,7 +168,7 @@ def _graph_rng(c: ConfigContainer) -> Iterator[str]:
 
 def _is_nested(c: ConfigContainer) -> bool:
     """Whether the file is of v0.6.0 or newer."""
-    return isinstance(c.table.get("model", {}).get("transformer"), Mapping)
+    return isinstance(c.value("model.transformer"), Mapping)
 
 
 _NEEDS: Mapping[str, tuple[str, tuple[object, ...]]] = {

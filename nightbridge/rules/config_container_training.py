@@ -5,7 +5,7 @@ cluster's files, its GPUs or its packages.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from nightbridge.launch.config_container import SIZES, ConfigContainer
 from nightbridge.rules.rule import rule
@@ -247,9 +247,9 @@ def _schedule_mixed(c: ConfigContainer) -> Iterator[str]:
     )
     if iterations and samples:
         yield f"scheduler counts iterations and samples: {', '.join(iterations + samples)}; keep those of one kind"
-    scheduler = c.table.get("scheduler", {})
+    scheduler = c.value("scheduler")
     for name in ("lr_warmup_iters", "lr_warmup_samples"):
-        if scheduler.get(name, 0) is None:
+        if isinstance(scheduler, Mapping) and scheduler.get(name, 0) is None:
             yield f"scheduler.{name} must be a number; write 0 for no warm-up"
 
 

@@ -464,6 +464,15 @@ def test_a_real_configuration_is_valid_and_its_recorded_values_are_computed(real
     assert real.decay_samples == real.value("scheduler.lr_decay_steps")
 
 
+@pytest.mark.parametrize("section", ["model", "train", "scheduler"])
+@pytest.mark.parametrize("value", [5, None, [1]])
+def test_a_value_in_the_place_of_a_section_is_refused_as_such(section: str, value: Any) -> None:
+    sound = make()
+    found = check_container(replace(sound, table={**sound.table, section: value}))
+
+    assert value is None or f"{section} is a table of" in {each.rule: each.message for each in found}["container-types"]
+
+
 VALUES = st.one_of(
     *(st.none(), st.booleans(), st.integers(-4, 64), st.integers(), st.floats(), st.text(max_size=4)),
     *(st.lists(st.integers(-2, 4) | st.text(max_size=2), max_size=3), st.just({}), st.just({"x": 1})),
