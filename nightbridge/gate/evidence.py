@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nightbridge.errors import DamagedData, PermanentError
 from nightbridge.gate.decisions import Decision, as_of, is_accepted, is_left_out, passed_by_ended, read_decisions
@@ -395,47 +395,36 @@ def _losses(store: ObjectStore, prefix: str) -> dict[int, float]:
 def reference_prefix(store: ObjectStore, record: RunRecord) -> str:
     """Where the reference of a run lies: the run of that key, else the newest whole run of that test until this night.
 
-    Of a test that is swept it is the run of the same point.
+    Of a test that is swept it is one of the same point.
 
     Raises:
-        PermanentError: The store has neither, or the test has several points and none of them is this run's.
+        PermanentError: The store has neither.
         DamagedData: The test's history cannot be read.
     """
     name = record.spec.test.gate.reference or ""
     if attempts := committed_attempts(store, name):
         return attempts[-1]
     cluster, own = record.job.cluster, row_of(record, None)
+    points = {_point_of(own.sweep_point), _point_of({})}
     rows = [
         row
         for series in find_series(store, name, cluster)
         for row in read_history(store, cluster, series.series)
         if row.test_id == name and not row.repeat and (row.night == own.night or is_of_earlier_night(row, own))
+        if row.outcome in COMPLETE_OUTCOMES and _point_of(row.sweep_point) in points
     ]
-    newest_first = sorted(rows, key=lambda row: (row.night == own.night, row.order, row.harvested_at), reverse=True)
-    newest = [row for row in newest_first if row.night == newest_first[0].night]
-    # A point that did not run in the newest night ran before; one of a sweep that is no more is not looked for.
-    known = newest_first if own.sweep_point and any(row.sweep_point for row in newest) else newest
-    wanted = {_point_of(own)} & {_point_of(row) for row in known} or {_point_of(row) for row in newest}
-    if len(wanted) > 1:
+    if not rows:
         raise PermanentError(
-            f"a test of {len(wanted)} points, and none is this run's; name a run key",
-            subject=name,
-            advice="Name one of its runs, or sweep over the same",
-        )
-    found = (row for row in newest_first if _point_of(row) in wanted and row.outcome in COMPLETE_OUTCOMES)
-    reference = next(found, None)
-    if reference is None:
-        raise PermanentError(
-            "no such run, and no complete run of such a test up to this night",
+            "no such run, and no complete run of such a test at this run's point, if any, up to this night",
             subject=name,
             advice="Name a stored run, or a test that has run on this cluster",
         )
-    return reference.prefix
+    return max(rows, key=lambda row: (row.night == own.night, row.order, row.harvested_at)).prefix
 
 
-def _point_of(row: HistoryRow) -> str:
-    """The point of its test's sweep, as text; a row that is read has lists where one of tonight may have tuples."""
-    return json.dumps(row.sweep_point, sort_keys=True, default=str)
+def _point_of(point: Mapping[str, Any]) -> str:
+    """A point of a sweep as text; a row that is read has lists where one of tonight may have tuples."""
+    return json.dumps(point, sort_keys=True, default=str)
 
 
 def read_scalars(store: ObjectStore, prefix: str) -> "pd.DataFrame":

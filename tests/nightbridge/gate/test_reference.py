@@ -186,7 +186,9 @@ def test_which_point_of_a_sweep_is_meant_is_never_guessed(
     verdict = judge(REFERENCE, "recipe", point=point)
 
     assert verdict.status is VerdictStatus.FAILED
-    assert "reference recipe: a test of 2 points, and none is this run's; name a run key" in verdict.reasons
+    assert "reference recipe: no such run, and no complete run of such a test at this run's point" in " ".join(
+        verdict.reasons
+    )
 
 
 def test_every_point_may_follow_one_run_of_a_test_that_is_not_swept(
