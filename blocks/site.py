@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 from prefect.blocks.core import Block
 from prefect.blocks.notifications import AppriseNotificationBlock
 from prefect.client.orchestration import get_client
-from pydantic import Field, HttpUrl, SecretStr, ValidationError, model_validator
+from pydantic import Field, HttpUrl, SecretStr, ValidationError, field_validator, model_validator
 
 from nightbridge import models
 from nightbridge.blocks.base import Password, SettingsBlock
@@ -25,6 +25,7 @@ from nightbridge.models import (
     NotifySettings,
     SiteChoice,
 )
+from nightbridge.sbatch_options import NOT_ONE_JOB, option_names
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.protocol import Cluster
 
@@ -61,6 +62,14 @@ class SlurmCluster(ClusterSettings, SettingsBlock):
             return values
         kept = {field: value for field, value in values.items() if field != "cluster_name"}
         return {"name": values["cluster_name"], **kept} if values["cluster_name"] else kept
+
+    @field_validator("extra_sbatch_args")
+    @classmethod
+    def _check_one_job(cls, options: tuple[str, ...]) -> tuple[str, ...]:
+        for option in options:
+            for name in sorted(option_names(option) & NOT_ONE_JOB.keys()):
+                raise ValueError(f"{option!r} {'; '.join(NOT_ONE_JOB[name])}")
+        return options
 
     def settings(self) -> ClusterSettings:
         """Build the settings that the domain works with."""

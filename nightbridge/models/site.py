@@ -1,7 +1,6 @@
 """Settings of the outside world: the site, its cluster, store, images and notifications."""
 
 import os
-import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,25 +72,6 @@ ClusterKind = Literal["local", "slurm", "pyslurm", "auto"]
 ContainerSupport = Literal["pyxis", "none"]
 
 
-_NOT_ONE_JOB = (
-    (
-        re.compile(r"--clusters?(?:=|$)|-M"),
-        "sends jobs to another cluster, where they are not looked for; describe that cluster in a site file of its "
-        "own, with its own slurm_conf",
-    ),
-    (re.compile(r"--array(?:=|$)|-a"), "makes several jobs of an attempt, which has one; remove it"),
-    (re.compile(r"--(?:wrap|test-only|help|version)(?:=|$)|-[hV]"), "submits another job, or none; remove it"),
-)
-
-
-def _with_one_job(options: tuple[str, ...]) -> tuple[str, ...]:
-    for option in options:
-        for pattern, why in _NOT_ONE_JOB:
-            if pattern.match(option):
-                raise PydanticCustomError("sbatch_option", "{option} {why}", {"option": option, "why": why})
-    return options
-
-
 class ClusterSettings(Model):
     """How to reach a cluster.
 
@@ -109,9 +89,7 @@ class ClusterSettings(Model):
     qos: str | None = Field(None, description="Quality of service to ask for.")
     reservation: str | None = Field(None, description="Reservation to run in.")
     gpus_per_node: int | None = Field(None, ge=1, description="GPUs of one node; the launcher's default when unset.")
-    extra_sbatch_args: Annotated[tuple[str, ...], AfterValidator(_with_one_job)] = Field(
-        (), description="Further sbatch options, as `--name=value`."
-    )
+    extra_sbatch_args: tuple[str, ...] = Field((), description="Further sbatch options, as `--name=value`.")
     env_vars: dict[str, str] = Field({}, description="Environment variables of every run here; a test's own win.")
     bin_dir: Path | None = Field(None, description="Folder of sbatch, squeue, sacct...; found on PATH when unset.")
     slurm_conf: Path | None = Field(None, description="The slurm.conf to use (SLURM_CONF); the system's when unset.")

@@ -120,6 +120,20 @@ class TestSite:
         assert site.store_settings.endpoint_url == "http://127.0.0.1:9"
 
 
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [
+        *((option, "another cluster") for option in ("--clusters=other", "--cluster=other", "-Mother")),
+        *((option, "several jobs") for option in ("--array=0-3", "--arr=0-3", "-a0-3")),
+        ("--wrap=true", "instead of the launcher's script"),
+        ("--test-only", "submits nothing"),
+    ],
+)
+def test_a_cluster_with_which_an_attempt_has_not_one_job_is_refused_when_it_is_made(option: str, what: str) -> None:
+    with pytest.raises(ValidationError, match=what):
+        SlurmCluster(name="eos", extra_sbatch_args=["--account=nemo", option])
+
+
 class TestWhatABlockOpens:
     def test_a_cluster_block_opens_its_cluster(self, tmp_path: Path) -> None:
         opened = SlurmCluster(kind="local", name="here", slots=3).open(tmp_path)

@@ -268,15 +268,3 @@ def test_a_night_ends_with_the_first_of_1_3_4_2_that_occurred(statuses: tuple[st
     verdicts = tuple(VERDICT.model_copy(update={"status": VerdictStatus(status)}) for status in statuses)
 
     assert REPORT.model_copy(update={"verdicts": verdicts}).exit_code == code
-
-
-@pytest.mark.parametrize("option", ["--clusters=other", "--cluster=other", "-Mother", "--clusters"])
-def test_a_site_that_sends_jobs_to_another_cluster_is_refused(option: str) -> None:
-    with pytest.raises(ValidationError, match="sends jobs to another cluster"):
-        ClusterSettings(kind="slurm", name="a", extra_sbatch_args=(option,))
-
-
-@pytest.mark.parametrize("option", ["--array=0-3", "-a0-3", "--wrap=true", "--test-only"])
-def test_a_site_with_which_an_attempt_has_not_one_job_is_refused(option: str) -> None:
-    with pytest.raises(ValidationError, match="remove it"):
-        ClusterSettings(kind="slurm", name="a", extra_sbatch_args=("--account=a", option))
