@@ -12,7 +12,7 @@ from typing import Any
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.config_container import ConfigContainer, Difference, container_differences, with_overrides
 from nightbridge.launch.config_schema import ConfigSchema
-from nightbridge.launch.flags import Version
+from nightbridge.launch.flags import Version, is_release
 from nightbridge.launch.resources import at_point, num_gpus
 from nightbridge.models import (
     READING_RULE,
@@ -37,7 +37,17 @@ from nightbridge.rules import (
     required,
     site_rules,
 )
-from nightbridge.rules.rule import OLDEST, Need, Rule, RuleContext, names, rules_in, violations_of, with_places
+from nightbridge.rules.rule import (
+    OLDEST,
+    Need,
+    Rule,
+    RuleContext,
+    is_local,
+    names,
+    rules_in,
+    violations_of,
+    with_places,
+)
 from nightbridge.rules.sweeps import (
     MAX_OUTCOMES,
     MAX_REPEATED,
@@ -119,24 +129,40 @@ def _keys_of(found: Violation, written: Iterable[tuple[str, str, str]]) -> list[
 def check_defaults(schema: ConfigSchema, test: TestDefinition) -> Iterator[Violation]:
     """What tonight's values break among themselves, and in the defaults of the pinned classes.
 
-    What the recipe sets is not known, so a violation that a default has a part in is a warning. Left out are rules on
-    what the recipe and the launcher always set.
+    What the recipe sets is not known, so a violation that a default has a part in is a warning. Where the defaults are
+    not known either, as of the shipped classes, it is left out. So are rules on what recipe and launcher always set.
     """
-    defaults = ConfigContainer(Path("defaults"), {"model": {}, "train": {}, **schema.defaults})
+    defaults = ConfigContainer(
+        Path("defaults"), {"model": {}, "train": {}, **schema.defaults} if schema.defaults else _unset(test)
+    )
     overrides = {path for _, path, _ in launcher.overrides_of(test)}
     given = {path for path, _, _ in _tonight(test, defaults)}
     for found in check_dumped(defaults, test)[0]:
-        sections = {field.partition(".")[0] for field in found.fields}
-        keys = {f"{section}.{key}" for section in sections for key in schema.defaults.get(section, ())}
-        named = {key for key in keys | (sections & overrides) if names(found.message, key)}
+        of_rule = {field.partition(".")[0] for field in found.fields}
+        known = (path for path in schema.paths if path.partition(".")[0] in of_rule)
+        named = {key for key in {*known} | (of_rule & overrides) if names(found.message, key)}
         # The recipe chooses the class of model and dataset, and so their defaults.
-        if sections & {"model", "dataset"} or not named & overrides or "checkpoint.save" in named:
+        if of_rule & {"model", "dataset"} or not named & overrides or "checkpoint.save" in named:
             continue
         if named <= given:
             yield found
-        else:
+        elif schema.defaults:
             message = f"by the defaults of the pinned code {found.message}; the recipe may set it"
             yield found.model_copy(update={"severity": "warning", "message": message})
+
+
+def _unset(test: TestDefinition) -> dict[str, Any]:
+    """The fields that overrides name, without their values."""
+    sections: dict[str, Any] = {"model": {}, "train": {}}
+    for _, path, _ in launcher.overrides_of(test):
+        *parents, last = path.split(".")
+        table = sections
+        for name in parents:
+            if not isinstance(table.get(name), dict):
+                table[name] = {}
+            table = table[name]
+        table.setdefault(last, None)
+    return sections
 
 
 def _tonight(test: TestDefinition, dumped: ConfigContainer) -> Iterator[tuple[str, str, str]]:
@@ -201,12 +227,15 @@ def points_of(test: TestDefinition, limits: ClusterLimits | None = None) -> Iter
 
 
 def _check_one(test: TestDefinition, limits: ClusterLimits | None, checkout: Checkout | None) -> tuple[Violation, ...]:
-    run = RuleContext(test, limits, checkout)
+    run, pin = RuleContext(test, limits, checkout), test.megatron_bridge
     rules = _rules_for(test.compat if test.has_launcher else None, run.version, run.available)
     broken = tuple(with_places(found, test, test.source) for found in violations_of(rules, run))
-    if checkout is None or not test.has_launcher or not test.extra_cmd_args or run.config_schema is None:
+    schema = run.config_schema if test.has_launcher and test.extra_cmd_args else None
+    if schema is None or (checkout is None and is_local(pin.url)):
         return broken
-    return (*broken, *check_defaults(run.config_schema, test))
+    clashes = (with_places(found, test, test.source) for found in check_defaults(schema, test))
+    is_certain = checkout is not None or is_release(pin.commit)
+    return (*broken, *(each if is_certain else each.model_copy(update={"severity": "warning"}) for each in clashes))
 
 
 def check_read(

@@ -7,7 +7,7 @@ import pytest
 
 from nightbridge.launch.config_container import ConfigContainer
 from nightbridge.launch.config_schema import CONTAINER, ConfigClass, ConfigSchema
-from nightbridge.rules import check_dumped
+from nightbridge.rules import check_dumped, check_test
 from nightbridge.rules.profiles import check_defaults
 from tests.builders import make_test
 
@@ -132,6 +132,29 @@ def test_overrides_are_checked_in_the_defaults_of_the_pinned_classes(
 @pytest.mark.parametrize("override", ["checkpoint.load_optim", "model.cuda_graph_impl"])
 def test_what_no_override_names_or_the_recipe_decides_is_not_judged_by_defaults(override: str) -> None:
     assert list(check_defaults(SCHEMA, make_test(extra_cmd_args={override: "true"}))) == []
+
+
+BOTH = {"dist.use_megatron_fsdp": "true", "dist.use_torch_fsdp2": "true"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"version": "v0.4.2", "extra_cmd_args": BOTH}, [("container-fsdp-choice", "error")]),
+        ({"version": "main", "extra_cmd_args": BOTH}, [("container-fsdp-choice", "warning")]),
+        ({"url": "/my/bridge", "extra_cmd_args": BOTH}, []),
+        ({"version": "v0.4.2", "extra_cmd_args": {"dist.use_megatron_fsdp": "true"}}, []),
+        (
+            {"version": "v0.4.2", "extra_cmd_args": {"mixed_precision": "bf16_mixed", "mixed_precision.fp8": "hybrid"}},
+            [],
+        ),
+        ({"version": "v0.4.2", "extra_cmd_args": {"model": "x", "checkpoint.async_save": "true", "a..b": "1"}}, []),
+    ],
+)
+def test_overrides_that_exclude_each_other_are_found_without_the_pinned_code(fields: Any, found: Any) -> None:
+    broken = check_test(make_test(**fields))
+
+    assert [(each.rule, each.severity) for each in broken if each.rule.startswith("container-")] == found
 
 
 def test_what_the_dump_broke_as_well_is_not_told_for_it_ran() -> None:
