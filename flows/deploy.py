@@ -201,7 +201,7 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
         given = site_parameters(client, _lasting(request, site))
         recipients = notification_blocks(site)
         formers = {each.full_name: former for each in wanted if (former := _former(client, each.full_name))}
-        moved = _moved(wanted, formers, given.get("system"))
+        _check_formers(wanted, formers, given.get("system"))
         for block in BLOCKS:
             block.register_type_and_schema(_sync=True)  # type: ignore[call-arg]
         for name in FORMER_AUTOMATIONS:
@@ -220,8 +220,7 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
             # It is about to get new schedules: what somebody has switched off stays so.
             off = [known.slug for known in former.schedules if known.slug and not known.active] if former else []
             _make_deployment(client, each, site_of_form(each.flow, given, site), results, off)
-            changed = f", no longer for {moved[name]}" if name in moved else ""
-            yield f"deployment {name}{changed}{', its schedule stays switched off' if off else ''}"
+            yield f"deployment {name}{', its schedule stays switched off' if off else ''}"
         yield from make_automations(client, cluster, recipients)
 
 
@@ -282,46 +281,27 @@ def _former(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
         return None
 
 
-def _moved(wanted: Iterable[_Wanted], formers: Mapping[str, DeploymentResponse], system: object) -> dict[str, str]:
-    """What the deployments that are to be replaced were for, where that is another place or cluster: by their names.
-
-    Raises:
-        InvalidInput: It is another scenario, or another site, which would not be run any more.
-    """
-    found = {}
+def _check_formers(wanted: Iterable[_Wanted], formers: Mapping[str, DeploymentResponse], system: object) -> None:
+    """Refuse to replace the deployment of another scenario or another site, which would not be run any more."""
     for each in wanted:
         name, former = each.full_name, formers.get(each.full_name)
         if former is None:
             continue
         advice = f"or remove that one first: prefect deployment delete {name}"
-        if each.is_of_site and (other := tagged(former.tags, "cluster")) not in ("", each.cluster):
-            if former.parameters.get("system") not in (None, system):
-                raise InvalidInput(
-                    f"it would replace the deployment {name} of the cluster {other}",
-                    subject=each.cluster,
-                    advice=f"Name the scenarios, so that each cluster has deployments of its own, {advice}",
-                )
-            found[name] = f"the cluster {other}"
-        if each.file is None or not each.request.files:
-            continue
-        place = _place(str(former.parameters.get("scenario", "")), former.pull_steps)
-        if place != _place(str(each.file), [_pull_step(each.request)]):
-            if tagged(former.tags, "scenario") not in ("", each.offered[str(each.file)].name):
-                raise InvalidInput(
-                    f"it would replace the deployment {name} of {place}",
-                    subject=str(each.file),
-                    advice=f"Rename the file, {advice}",
-                )
-            found[name] = place
-    return found
-
-
-def _place(scenario: str, pull_steps: Sequence[Mapping[str, Any]] | None) -> str:
-    """Where a deployment's scenario is: its path on the worker's host, or in a repository."""
-    options: Mapping[str, Any] = next((given for step in pull_steps or () for given in step.values()), {})
-    if "repository" in options:
-        return f"{scenario} in {options['repository']}"
-    return str(Path(options.get("directory", ""), scenario))
+        cluster, scenario = (tagged(former.tags, kind) for kind in ("cluster", "scenario"))
+        is_other_site = former.parameters.get("system") not in (None, system)
+        if is_other_site and each.is_of_site and cluster not in ("", each.cluster):
+            raise InvalidInput(
+                f"it would replace the deployment {name} of the cluster {cluster}",
+                subject=each.cluster,
+                advice=f"Name the scenarios, so that each cluster has deployments of its own, {advice}",
+            )
+        if each.file and each.request.files and scenario not in ("", each.offered[str(each.file)].name):
+            raise InvalidInput(
+                f"it would replace the deployment {name} of the scenario {scenario}",
+                subject=str(each.file),
+                advice=f"Rename the file, {advice}",
+            )
 
 
 def _lasting(request: Request, site: SiteSettings) -> SiteChoice:
