@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prefect.logging import get_run_logger
 
-from nightbridge.attribution.plan import find_rows, rows_of_test
+from nightbridge.attribution.plan import find_rows
 from nightbridge.bisect.plan import (
     BisectPlan,
     BisectRequest,
@@ -29,12 +29,11 @@ from nightbridge.bisect.result import (
 from nightbridge.bisect.shift import requested_shift
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import Decision, as_of, read_decisions
-from nightbridge.harvest.manifest import load_record, run_key_of
+from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow, gpu_hours
 from nightbridge.models import GitRepo, Outcome, RunRecord, Site, Verdict
 from nightbridge.nights.records import read_verdict
-from nightbridge.report.tables import format_point
 from nightbridge.slurm.attempt_files import may_have_job
 from nightbridge.slurm.attempts import read_ended
 from nightbridge.slurm.factory import cluster_of
@@ -80,19 +79,11 @@ def find_plan(test_id: str, request: BisectRequest, site: Site) -> BisectPlan:
 
 def _check_named(plan: BisectPlan, test_id: str, request: BisectRequest, site: Site) -> None:
     """InvalidInput where a bisect that is named searches something else than the rest of the request says."""
-    own = {"test": plan.test_id, "cluster": plan.cluster, "metric": plan.metric}
-    asked = {"test": test_id, "cluster": site.cluster.name, "metric": request.metric or plan.metric}
+    own = {"test": plan.test_id, "cluster": plan.cluster}
+    asked = {"test": test_id, "cluster": site.cluster.name}
     others = [f"{name} {own[name]}, not {value}" for name, value in asked.items() if value != own[name]]
-    others += [
-        f"ends and repositories of its own, and takes no {name}"
-        for name in ("good", "bad", "repository")
-        if getattr(request, name)
-    ]
-    if request.run_key and not others:
-        points = {row.run_key: row.sweep_point for row in rows_of_test(store_of(site), plan.test_id, plan.cluster)}
-        point, wanted = points.get(run_key_of(plan.base)), points.get(request.run_key)
-        if point is not None and wanted is not None and point != wanted:
-            others.append(f"point {format_point(point)}, not {format_point(wanted)}")
+    named = ("metric", "good", "bad", "repository", "run_key")
+    others += [f"a question of its own, and takes no {name}" for name in named if getattr(request, name)]
     if others:
         advice = "Leave the id out for another question"
         raise InvalidInput(f"this bisect has {others[0]}", subject=plan.bisect_id, advice=advice)

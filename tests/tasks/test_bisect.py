@@ -9,15 +9,13 @@ from nightbridge.bisect.plan import BisectPlan, BisectRequest, Step, keep_plan, 
 from nightbridge.bisect.result import Point
 from nightbridge.bisect.search import BisectPolicy
 from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.history.history_store import put_row
-from nightbridge.history.rows import HistoryRow
 from nightbridge.models import ClusterSettings, Outcome, RunRecord, Site, VerdictStatus, utc_now
 from nightbridge.slurm.attempt_files import declare_intent
 from nightbridge.slurm.attempts import ENDED_FILE, next_attempt, record_ended
 from nightbridge.tasks import bisect
 from nightbridge.tasks.bisect import begun_points, dearer, find_plan
 from nightbridge.tasks.site import store_of
-from tests.builders import ATTRIBUTION_PLAN, make_record, make_row
+from tests.builders import ATTRIBUTION_PLAN, make_record
 
 
 @pytest.fixture
@@ -48,8 +46,9 @@ def test_a_bisect_that_is_named_goes_on_with_what_it_may_cost_now(site: Site, pl
     [
         ("other", "dgx", {}, "this bisect has test t, not other"),
         ("t", "local", {}, "this bisect has cluster dgx, not local"),
-        ("t", "dgx", {"metric": "peak_memory"}, "this bisect has metric step_time, not peak_memory"),
+        ("t", "dgx", {"metric": "peak_memory"}, "this bisect has a question of its own, and takes no metric"),
         ("t", "dgx", {"good": "a" * 40}, "takes no good"),
+        ("t", "dgx", {"run_key": "t-2026-11-21-0123456789"}, "takes no run_key"),
     ],
 )
 def test_a_bisect_that_is_named_answers_no_other_question(
@@ -59,24 +58,6 @@ def test_a_bisect_that_is_named_answers_no_other_question(
 
     with pytest.raises(InvalidInput, match=what):
         find_plan(test_id, BisectRequest(bisect_id=plan.bisect_id, **request_of), elsewhere)
-
-
-def test_a_bisect_that_is_named_by_id_answers_for_no_run_of_another_point(site: Site, plan: BisectPlan) -> None:
-    rows = {}
-    for gb, night in ((4, "2026-11-20"), (8, "2026-11-20"), (4, "2026-11-21")):
-        row = make_row(night=night, sweep_point={"cmd_args.gb": gb})
-        rows[gb, night] = row
-        put_row(store_of(site), row)
-    bad = rows[4, "2026-11-20"]
-    about = {"test_id": bad.test_id, "cluster": bad.cluster, "series": bad.series, "base": bad.prefix}
-    searched = keep_plan(store_of(site), plan.model_copy(update={**about, "bisect_id": "n2-bisect-2"}))
-
-    def found_with(row: HistoryRow) -> BisectPlan:
-        return find_plan(row.test_id, BisectRequest(bisect_id=searched.bisect_id, run_key=row.run_key), site)
-
-    assert found_with(rows[4, "2026-11-21"]).base == bad.prefix
-    with pytest.raises(InvalidInput, match="this bisect has point gb = 4, not gb = 8"):
-        found_with(rows[8, "2026-11-20"])
 
 
 def test_runs_that_were_submitted_when_a_bisect_was_interrupted_are_resumed(site: Site, plan: BisectPlan) -> None:
