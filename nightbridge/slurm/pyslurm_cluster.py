@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import shutil
-import signal
 import socket
 import sys
 import time
@@ -229,47 +228,24 @@ def _minutes(value: str) -> int | None:
     return -(-seconds // 60) if seconds else None
 
 
-def _signal(value: str) -> dict[str, Any] | None:
-    """The signal that a job requests before its time limit: `[B:]NAME[@SECONDS]`; `R` is not in pyslurm."""
-    found = re.fullmatch(r"(B:)?(?:SIG)?(\w+)(?:@(\d+))?", value, re.IGNORECASE)
-    if found is None:
-        return None
-    names = {member.name.removeprefix("SIG"): int(member) for member in signal.Signals}
-    number = int(found[2]) if found[2].isdigit() else names.get(found[2].upper())
-    return {"signal": number, "time": int(found[3] or 60), "batch_only": bool(found[1])} if number else None
-
-
 _TEXT = _matching(r".+")
 _COUNT = _matching(r"[1-9]\d*", int)
-# Zero means a node's whole memory to sbatch, and nothing to pyslurm.
-_MEMORY = _matching(r"[1-9]\d*[KMGT]?")
-# Names with a count each: pyslurm stumbles over a bare name and over units.
-_GRES = _matching(r"(\w+(:[\w.]+)?:\d+)(,\w+(:[\w.]+)?:\d+)*")
 
 _ATTRIBUTES: Mapping[str, tuple[str, _Read]] = {
     "account": ("account", _TEXT),
-    "begin": ("begin_time", _TEXT),
     "chdir": ("working_directory", _TEXT),
     "comment": ("comment", _TEXT),
     "constraint": ("constraints", _TEXT),
-    "contiguous": ("requires_contiguous_nodes", _matching("", lambda _: True)),
-    "cpus-per-task": ("cpus_per_task", _COUNT),
     "dependency": ("dependencies", _TEXT),
     "error": ("standard_error", _TEXT),
     "exclude": ("excluded_nodes", _TEXT),
-    "exclusive": ("resource_sharing", _matching("|user|mcs", lambda value: value or "no")),
+    "exclusive": ("resource_sharing", _matching("", lambda _: "no")),
     "gpus-per-node": ("gres_per_node", _matching(r"([\w.]+:)?[1-9]\d*", lambda value: f"gpu:{value}")),
-    "gres": ("gres_per_node", _GRES),
-    "input": ("standard_in", _TEXT),
     "job-name": ("name", _TEXT),
-    "licenses": ("licenses", _TEXT),
-    "mem": ("memory_per_node", _MEMORY),
-    "mem-per-cpu": ("memory_per_cpu", _MEMORY),
     "no-requeue": ("is_requeueable", _matching("", lambda _: False)),
     "nodelist": ("required_nodes", _TEXT),
     # Of a range pyslurm takes the least: it names one task where sbatch leaves the number open.
     "nodes": ("nodes", _matching(r"[1-9]\d*")),
-    "ntasks": ("ntasks", _COUNT),
     "ntasks-per-node": ("ntasks_per_node", _COUNT),
     "open-mode": ("log_files_open_mode", _TEXT),
     "output": ("standard_output", _TEXT),
@@ -277,11 +253,9 @@ _ATTRIBUTES: Mapping[str, tuple[str, _Read]] = {
     "qos": ("qos", _TEXT),
     "reservation": ("reservations", _TEXT),
     "segment": ("segment_size", _COUNT),
-    "signal": ("signal", _signal),
     "time": ("time_limit", _minutes),
-    "time-min": ("time_limit_min", _minutes),
-    "wckey": ("wckey", _TEXT),
 }
+"""The options of our own batch scripts and of a site's settings; sbatch submits a job that has another one."""
 _MEANINGLESS = frozenset({"parsable", "quiet", "verbose", "requeue"})
 
 
@@ -301,16 +275,12 @@ def job_attributes(name: str, script: str, options: Sequence[str], folder: str) 
         if option not in _ATTRIBUTES:
             raise Inexpressible(f"--{option}")
         attribute, read = _ATTRIBUTES[option]
-        if attribute == "gres_per_node" and attribute in attributes:
-            raise Inexpressible("--gres beside --gpus-per-node")
         attributes[attribute] = read(value)
         if attributes[attribute] is None:
             raise Inexpressible(f"--{option}={value}" if value else f"--{option}")
-    if "nodes" not in attributes and attributes.get("ntasks", 1) > 1:
-        raise Inexpressible("--ntasks without --nodes")  # pyslurm makes that one node
     # One task by default to pyslurm, whatever the nodes; sbatch counts at least one for each.
-    attributes.setdefault("ntasks", int(attributes.get("nodes", 1)) * attributes.get("ntasks_per_node", 1))
-    return attributes | {"name": name, "script": script}
+    tasks = int(attributes.get("nodes", 1)) * attributes.get("ntasks_per_node", 1)
+    return attributes | {"name": name, "script": script, "ntasks": tasks}
 
 
 def submit_environment(
@@ -324,7 +294,6 @@ def submit_environment(
         "SLURM_PRIO_PROCESS": os.getpriority(os.PRIO_PROCESS, 0),
         "SLURM_GPUS_PER_NODE": gpus_per_node,
         "SLURM_NTASKS_PER_NODE": attributes.get("ntasks_per_node"),
-        "SLURM_CPUS_PER_TASK": attributes.get("cpus_per_task"),
         "SLURM_NTASKS": attributes["ntasks"],
         "SLURM_NPROCS": attributes["ntasks"],
     }

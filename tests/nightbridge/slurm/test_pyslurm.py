@@ -92,7 +92,7 @@ def test_a_launchers_script_becomes_attributes_of_the_right_types(
     monkeypatch.setenv("TOKEN", "for the job")
     script = scripted.job(
         "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4", "#SBATCH --time=5", "#SBATCH --gpus-per-node=8",
-        "#SBATCH --exclusive", "#SBATCH --requeue", "#SBATCH --job-name=other", "#SBATCH --signal=B:USR1@60",
+        "#SBATCH --exclusive", "#SBATCH --requeue", "#SBATCH --job-name=other",
     )  # fmt: skip
 
     job_id = scripted.cluster.submit(NAME, script, ["--time=00:10:30", "--partition=batch"])
@@ -104,7 +104,6 @@ def test_a_launchers_script_becomes_attributes_of_the_right_types(
         "name": NAME, "script": script.read_text(), "working_directory": str(Path.cwd()), "nodes": "2",
         "ntasks_per_node": 4, "ntasks": 8, "time_limit": 11, "gres_per_node": "gpu:8", "resource_sharing": "no",
         "is_requeueable": False, "partitions": "batch", "profile": 0,
-        "signal": {"signal": 10, "time": 60, "batch_only": True},
     }  # fmt: skip
     assert environment["TOKEN"] == "for the job"
     assert (environment["SLURM_NTASKS_PER_NODE"], environment["SLURM_GPUS_PER_NODE"]) == ("4", "8")
@@ -134,7 +133,9 @@ def test_a_job_has_this_processs_umask_and_limits_as_from_sbatch(scripted: Scrip
         "--time=UNLIMITED",
         "--ntasks=4",
         "--mail-type=END",
-        "--gres=gpu",
+        "--gres=gpu:8",
+        "--cpus-per-task=4",
+        "--signal=B:USR1@60",
         "--array=1-2",
         "--nodes=1-2",
         "--time=tomorrow",
@@ -366,24 +367,6 @@ def test_the_options_that_decide_are_the_last() -> None:
     attributes = job_attributes("n", "#!/bin/sh\n#SBATCH -N 4 -t 30\n", ["--nodes=2"], "/work")
 
     assert (attributes["nodes"], attributes["ntasks"], attributes["time_limit"]) == ("2", 2, 30)
-
-
-@pytest.mark.parametrize(
-    ("option", "seen"),
-    [
-        ("TERM@120", {"signal": 15, "time": 120, "batch_only": False}),
-        ("B:10", {"signal": 10, "time": 60, "batch_only": True}),
-        ("sigusr1", {"signal": 10, "time": 60, "batch_only": False}),
-    ],
-)
-def test_a_signal_before_the_time_limit_is_expressed(option: str, seen: dict[str, Any]) -> None:
-    assert job_attributes("n", "#!/bin/sh\n", [f"--signal={option}"], "/work")["signal"] == seen
-
-
-@pytest.mark.parametrize("option", ["R:TERM@60", "RB:TERM", "WINTER@10", "TERM@soon"])
-def test_any_other_signal_is_left_to_sbatch(option: str) -> None:
-    with pytest.raises(Inexpressible):
-        job_attributes("n", "#!/bin/sh\n", [f"--signal={option}"], "/work")
 
 
 def test_a_heterogeneous_job_is_not_flattened() -> None:
