@@ -117,7 +117,7 @@ def _show_trends(
 ) -> None:
     from nightbridge.gate.decisions import list_decisions
     from nightbridge.gate.suspects import with_commits
-    from nightbridge.report.overview import further_run_lines, history_cells, standing_lines, trend_lines, trend_table
+    from nightbridge.report.overview import history_cells, standing_lines, trend_lines, trend_table
     from nightbridge.repos.commits import known_commits_between
 
     if as_csv:
@@ -130,7 +130,6 @@ def _show_trends(
         found,
         lambda: [
             trend_table(found.trends, found.rows, since),
-            *further_run_lines(found.rows, since),
             *trend_lines(found.trends),
             *standing_lines(found.rows, found.trends),
             *decided,

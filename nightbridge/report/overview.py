@@ -35,7 +35,6 @@ INDEX_NIGHTS = 90
 INDEX = "reports/index.html"
 
 MAX_NIGHTS_SHOWN = 28
-MAX_FURTHER_SHOWN = 7
 MAX_COMMITS_SHOWN = 20
 
 SQUARE = 9
@@ -266,34 +265,15 @@ def history_cells(found: Sequence[Trend], rows: Sequence[HistoryRow], since: str
         own = night.own
         if own.order >= since:
             run = [own.night, own.verdict, own.run_key, own.megatron_bridge.commit, own.nodes]
-            control = _step_time_of(_control_arms(night))
+            control = _control_step_time(night)
             cells.append([*run, *(trend.values[at] for trend in found), len(night.runs), control])
     return cells
 
 
-def further_run_lines(rows: Sequence[HistoryRow], since: str = "") -> tuple[str, ...]:
-    """For nights with further runs: of how many their values are the medians, and what the last good point took."""
-    nights = [night for night in nights_of(rows) if night.own.order >= since]
-    night_of = {row.run_key: row.night for row in rows}
-    lines = []
-    for night in nights[-MAX_NIGHTS_SHOWN:]:
-        controls = _control_arms(night)
-        parts = [f"median of {format_count(len(night.runs), 'run')}"] if len(night.runs) > 1 else []
-        if controls and controls[0].arm:
-            reference = night_of.get(controls[0].arm.reference, controls[0].arm.reference)
-            value = format_value(_step_time_of(controls), "s")
-            runs = format_count(len(controls), "run")
-            parts.append(f"beside it the last good point, {reference}: step time {value} in {runs}")
-        lines += [f"{night.own.night}: {'; '.join(parts)}"] if parts else []
-    return tuple(lines[-MAX_FURTHER_SHOWN:])
-
-
-def _control_arms(night: ValuedNight) -> list[HistoryRow]:
-    return [row for row in night.arms if row.arm and row.arm.role == "control" and not row.arm.on_suspects]
-
-
-def _step_time_of(runs: Sequence[HistoryRow]) -> float | None:
-    values = values_of(runs, METRIC_BY_NAME["step_time"])
+def _control_step_time(night: ValuedNight) -> float | None:
+    """What the last good point took beside it."""
+    controls = (row for row in night.arms if row.arm and row.arm.role == "control" and not row.arm.on_suspects)
+    values = values_of(controls, METRIC_BY_NAME["step_time"])
     return statistics.median(values) if values else None
 
 

@@ -14,7 +14,7 @@ from nightbridge.gate.verdict import compare
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Arm, Outcome, Summary, VerdictStatus
-from nightbridge.report.overview import further_run_lines, history_cells, standing_lines, trend_lines, trend_table
+from nightbridge.report.overview import history_cells, standing_lines, trend_lines, trend_table
 from tests.builders import make_record, make_summary
 
 GOOD, BAD = "a" * 40, "e" * 40
@@ -106,7 +106,7 @@ def test_confirming_runs_count_for_their_night_and_bisect_points_do_not(slowed: 
     assert len(found.nights) == 60
 
 
-def test_a_night_of_several_runs_says_so_with_what_the_last_good_point_took_beside_it(slowed: list[HistoryRow]) -> None:
+def test_a_table_has_how_many_runs_a_night_had_and_what_the_last_good_point_took(slowed: list[HistoryRow]) -> None:
     own, good = slowed[40], slowed[30]
     arms = [
         own.model_copy(
@@ -116,14 +116,9 @@ def test_a_night_of_several_runs_says_so_with_what_the_last_good_point_took_besi
     ]
     rows = [*slowed, *arms]
 
-    (line,) = further_run_lines(rows)
     names, *cells = history_cells(trends(rows), rows, own.night)
 
-    assert line == (
-        f"{own.night}: median of 2 runs; beside it the last good point, {good.night}: step time 1.000 s in 1 run"
-    )
     assert [names[-2:], cells[0][-2:], cells[1][-2:]] == [["runs", "control_step_time"], [2, 1.0], [1, None]]
-    assert further_run_lines(rows, slowed[41].night) == ()
 
 
 def test_a_night_with_bisect_points_only_is_no_night(slowed: list[HistoryRow]) -> None:
