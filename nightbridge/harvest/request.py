@@ -6,7 +6,6 @@ harvesters of one run the second waits, and returns the record of the first.
 """
 
 import contextlib
-import functools
 import json
 import logging
 import platform
@@ -33,8 +32,8 @@ from nightbridge.harvest.manifest import (
     read_manifest,
     run_prefix,
 )
-from nightbridge.harvest.selection import files_to_store, older_in_place_of, stored_path
-from nightbridge.harvest.upload import Unit, Uploaded, upload
+from nightbridge.harvest.selection import files_to_store, stored_path
+from nightbridge.harvest.upload import Unit, upload
 from nightbridge.locking import lease
 from nightbridge.masking import SecretFinder, mask_text
 from nightbridge.models import (
@@ -50,7 +49,6 @@ from nightbridge.models import (
     StoreSettings,
     utc_now,
 )
-from nightbridge.outputs.experiment import RunOutput
 from nightbridge.outputs.measurements import MeasuredRun, RunToMeasure, measure_run
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.store.transfers import Progress
@@ -140,19 +138,25 @@ def store_run(
         with _needing_room(scratch):
             units += _measurement_units(scratch, measured, metrics)
             masked_copies.mkdir()
-        send = functools.partial(
-            upload, store, request.prefix, secrets=values, scratch=masked_copies, on_progress=on_progress
+        named = [unit.path for unit in units if _names_secret(unit, values)]
+        uploaded = upload(
+            store,
+            request.prefix,
+            [unit for unit in units if unit.path not in named],
+            values,
+            scratch=masked_copies,
+            on_progress=on_progress,
         )
-        sent, uploaded = _send(units, left_out, send, measured.output, request.load_with, values)
+        unnamed = (LeftOut(path=path, reason="its name contains a secret") for path in named)
         left_out = tuple(
             LeftOut(path=mask_text(each.path, values), reason=mask_text(each.reason, values))
-            for each in uploaded.left_out
+            for each in (*left_out, *unnamed, *uploaded.left_out)
         )
         for each in left_out:
             _log.warning("not stored: %s", each)
 
         held.ensure_held()
-        proved = {unit.path: unit.checkpoint for unit in sent if unit.checkpoint is not None}
+        proved = {unit.path: unit.checkpoint for unit in units if unit.checkpoint is not None}
         record = _masked_record(_record_of(request, measured, store, left_out, proved), values)
         manifest = Manifest(
             run_key=request.run.run_key,
@@ -175,37 +179,6 @@ def store_run(
         subject = store.url_of(request.prefix)
         raise TransientError("the store does not return the manifest that was committed", subject=subject)
     return committed
-
-
-def _send(
-    units: Sequence[Unit],
-    left_out: Sequence[LeftOut],
-    send: Callable[[Sequence[Unit]], Uploaded],
-    output: RunOutput,
-    load_with: str | None,
-    secrets: Sequence[str],
-) -> tuple[list[Unit], Uploaded]:
-    """Send what was chosen, and an older checkpoint in place of one that is found damaged only while it is sent.
-
-    Returns:
-        Every unit that was sent or begun, and what has become of them, with all that is left out.
-    """
-    sent: list[Unit] = []
-    uploaded = Uploaded(files=(), left_out=tuple(left_out), masks=0)
-    while units:
-        named = [unit.path for unit in units if _names_secret(unit, secrets)]
-        unnamed = [unit for unit in units if unit.path not in named]
-        more = send(unnamed)
-        refused = (*(LeftOut(path=path, reason="its name contains a secret") for path in named), *more.left_out)
-        sent += unnamed
-        known = (*(unit.path for unit in sent), *(each.path for each in (*uploaded.left_out, *refused)))
-        units, damaged = older_in_place_of([each.path for each in refused], known, output, load_with)
-        uploaded = Uploaded(
-            files=tuple(sorted((*uploaded.files, *more.files), key=lambda file: file.path)),
-            left_out=(*uploaded.left_out, *refused, *damaged),
-            masks=uploaded.masks + more.masks,
-        )
-    return sent, uploaded
 
 
 def _check_stored(store: ObjectStore, manifest: Manifest) -> None:

@@ -11,7 +11,6 @@ earlier/       a1/..., of each earlier attempt, but for its checkpoints  likewis
 """
 
 import logging
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -110,55 +109,22 @@ def _checkpoint_units(output: RunOutput, policy: str, load_with: str | None) -> 
     if policy == "none":
         return units, left_out
     for folder in dict.fromkeys(checkpoint.path.parent for checkpoint in output.checkpoints):
-        found = sorted(
+        of_folder = sorted(
             (checkpoint for checkpoint in output.checkpoints if checkpoint.path.parent == folder),
             key=lambda checkpoint: checkpoint.iteration,
         )
-        complete = [checkpoint for checkpoint in found if checkpoint.state is CheckpointState.COMPLETE]
-        for checkpoint in found:
+        complete = [checkpoint for checkpoint in of_folder if checkpoint.state is CheckpointState.COMPLETE]
+        for checkpoint in of_folder:
             if checkpoint not in complete:
                 reason = f"{checkpoint.state}: {checkpoint.reason}" if checkpoint.reason else str(checkpoint.state)
                 left_out.append(LeftOut(path=stored_path(output, checkpoint), reason=reason))
-        proved: dict[Path, Unit] = {}
-        while unproved := [each for each in chosen(complete, policy) if each.path not in proved]:
-            checkpoint = unproved[-1]
-            unit = _checkpoint_unit(output, checkpoint, load_with)
-            if isinstance(unit, Unit):
-                proved[checkpoint.path] = unit
+        for checkpoint in chosen(complete, policy):
+            found = _checkpoint_unit(output, checkpoint, load_with)
+            if isinstance(found, Unit):
+                units.append(found)
             else:
-                # An older one takes its place where the policy wants just so many.
-                complete.remove(checkpoint)
-                left_out.append(unit)
-        units += [proved[checkpoint.path] for checkpoint in chosen(complete, policy)]
+                left_out.append(found)
     return units, left_out
-
-
-def older_in_place_of(
-    refused: Iterable[str], tried: Iterable[str], output: RunOutput, load_with: str | None
-) -> tuple[tuple[Unit, ...], tuple[LeftOut, ...]]:
-    """For each checkpoint that turned out to be damaged while it was sent, the one before it that is whole.
-
-    Args:
-        refused: The paths of those, and of what else was left out.
-        tried: The paths of everything that was chosen or left out, which is not chosen again.
-        output: What the run has left.
-        load_with: As for `files_to_store`, and so is what is returned.
-    """
-    taken = set(tried)
-    found: list[Unit | LeftOut] = []
-    for path in refused:
-        bad = {each.path.parent: each.iteration for each in output.checkpoints if stored_path(output, each) == path}
-        complete = (each for each in output.checkpoints if each.state is CheckpointState.COMPLETE)
-        older = (each for each in complete if each.iteration < bad.get(each.path.parent, 0))
-        for checkpoint in sorted(older, key=lambda checkpoint: checkpoint.iteration, reverse=True):
-            if stored_path(output, checkpoint) in taken:
-                continue
-            taken.add(stored_path(output, checkpoint))
-            found.append(_checkpoint_unit(output, checkpoint, load_with))
-            if isinstance(found[-1], Unit):
-                break
-    units = tuple(each for each in found if isinstance(each, Unit))
-    return units, tuple(each for each in found if isinstance(each, LeftOut))
 
 
 def _checkpoint_unit(output: RunOutput, checkpoint: Checkpoint, load_with: str | None) -> Unit | LeftOut:
@@ -210,7 +176,7 @@ def chosen(complete: Sequence[Checkpoint], policy: str) -> Sequence[Checkpoint]:
 
 
 class _NotAsJudged(Exception):
-    """A checkpoint cannot be stored completely: a link leads out of it, or it was modified since it was judged."""
+    """A checkpoint cannot be stored completely: a link is in it, or it was modified since it was judged."""
 
 
 def _files_of(checkpoint: Checkpoint, stored: str) -> Iterator[LocalFile]:
@@ -235,26 +201,11 @@ def _files_below(root: Path, stored: str) -> Iterator[LocalFile]:
             path = folder / name
             inside = path.relative_to(root).as_posix()
             if path.is_symlink():
-                target = Path(os.path.realpath(path))
-                if not target.is_relative_to(root.resolve()):
-                    raise _NotAsJudged(f"{inside} is a link to outside the checkpoint")
-                path = root / target.relative_to(root.resolve())
-                if name in folders:
-                    yield from _linked_files(path, f"{stored}/{inside}")
+                raise _NotAsJudged(f"{inside} is a link, which is not followed")
             if name in names:
-                if not path.is_file():  # a link to itself among others
+                if not path.is_file():
                     raise _NotAsJudged(f"{inside} is not a regular file")
                 yield LocalFile(str(path), f"{stored}/{inside}", "checkpoint")
-
-
-def _linked_files(target: Path, stored: str) -> Iterator[LocalFile]:
-    """The files of a folder that a link beside it leads to, below the link's name, too."""
-    for folder, folders, names in walk(target):
-        for path in (folder / name for name in (*sorted(folders), *sorted(names))):
-            if path.is_symlink():  # to the folder that the first one lies in, among others
-                raise _NotAsJudged(f"{path.name} is a link in a folder that another link leads to")
-            if path.is_file():
-                yield LocalFile(str(path), f"{stored}/{path.relative_to(target).as_posix()}", "checkpoint")
 
 
 def _folder_of(output: RunOutput, path: Path) -> Path:
