@@ -11,13 +11,11 @@ import platform
 import smtplib
 import socket
 import ssl
-import threading
 import urllib.request
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -33,9 +31,6 @@ log = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 20.0
 """Timeout of each answer of a mail server or a webhook."""
 
-SENDING_SECONDS = 60.0
-"""Timeout of one try in all: a server that sends a byte at a time answers within the other for ever."""
-
 PATIENCE_SECONDS = 60.0
 """How long each channel is retried after a transient failure."""
 
@@ -47,7 +42,6 @@ _LONGEST_DELAY_SECONDS = 15.0
 _PORTS = {"none": 25, "starttls": 587, "tls": 465}
 _TRANSIENT_CODES = frozenset({408, 425, 429})
 
-_R = TypeVar("_R")
 _BlockValue = Callable[[str], str] | None
 _Delivery = tuple[str, Callable[[], None]]
 """The recipient, as it is logged, and what sends the notice there once."""
@@ -111,26 +105,6 @@ def _with_patience(send: Callable[[], None], patience: float) -> None:
     tries(send)
 
 
-def _in_time(send: Callable[[], _R]) -> _R:
-    """What `send` returns; its thread is left alone after `SENDING_SECONDS`.
-
-    Raises:
-        TimeoutError: It takes longer.
-    """
-    sending: Future[_R] = Future()
-
-    def run() -> None:
-        try:
-            sending.set_result(send())
-        except BaseException as error:
-            sending.set_exception(error)
-
-    threading.Thread(target=run, name="nightbridge-notice", daemon=True).start()
-    if not wait([sending], SENDING_SECONDS).done:
-        raise TimeoutError(f"no answer within {SENDING_SECONDS:g} s")
-    return sending.result()
-
-
 # --- mail ------------------------------------------------------------------------------------------------------------
 
 
@@ -159,7 +133,7 @@ def _send_mail(message: EmailMessage, settings: NotifySettings, block_value: _Bl
     password = resolve_secret(settings.smtp_password, block_value) if settings.smtp_password else ""
     where = f"{settings.smtp_host}:{smtp_port(settings)}"
     try:
-        refused = _in_time(lambda: _hand_over(message, settings, password))
+        refused = _hand_over(message, settings, password)
     except ssl.SSLCertVerificationError as error:
         raise PermanentError(
             f"the mail was not sent: {error.verify_message}", subject=where, advice="Set ca_bundle in [notify]"
@@ -257,7 +231,7 @@ def _call_webhook(notice: Notice, url: str, trust: ssl.SSLContext) -> None:
     # Whatever the answer is, it is this webhook's: urllib would follow a redirection, which it does without the notice.
     opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=trust), _EveryAnswer)
     try:
-        with _in_time(lambda: opener.open(request, timeout=TIMEOUT_SECONDS)) as answer:
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
             status, reason, other = answer.status, answer.reason, answer.headers.get("Location", "")
     except (OSError, http.client.HTTPException) as error:
         # Not chained: the library's message may hold the whole URL.

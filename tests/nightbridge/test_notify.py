@@ -2,12 +2,9 @@
 
 import json
 import logging
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -257,43 +254,6 @@ class TestWebhook:
         with pytest.raises(InvalidInput, match=r"\[notify\] webhook: not a URL") as raised:
             notify(NOTICE, calling(url, monkeypatch))
         assert "planted" not in str(raised.value)
-
-
-@pytest.fixture
-def trickling() -> Iterator[int]:
-    """The port of a server that never ends its answer, and never pauses for long."""
-    ended = threading.Event()
-
-    def trickle(connection: socket.socket) -> None:
-        with connection, suppress(OSError):
-            while not ended.wait(0.05):
-                connection.sendall(b"2")
-
-    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor() as pool:
-        listening.settimeout(0.05)
-
-        def serve() -> None:
-            while not ended.is_set():
-                with suppress(TimeoutError):
-                    pool.submit(trickle, listening.accept()[0])
-
-        pool.submit(serve)
-        yield listening.getsockname()[1]
-        ended.set()
-
-
-@pytest.mark.parametrize("by", ["mail", "webhook"])
-def test_a_server_whose_answer_trickles_holds_nobody_up(
-    trickling: int, monkeypatch: pytest.MonkeyPatch, by: str
-) -> None:
-    monkeypatch.setattr(module, "SENDING_SECONDS", 0.5)
-    mail = in_the_clear(MailServer(port=trickling))
-    settings = mail if by == "mail" else calling(f"http://127.0.0.1:{trickling}{HOOK_PATH}", monkeypatch)
-
-    began = time.monotonic()
-    with pytest.raises(TransientError, match=r"no answer within 0\.5 s"):
-        notify(NOTICE, settings, patience=0)
-    assert time.monotonic() - began < 10
 
 
 def test_what_fails_in_one_way_is_still_sent_in_the_other(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
