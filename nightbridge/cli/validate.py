@@ -35,9 +35,7 @@ def validate(
     choice: "SiteChoice",
     files: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="FILE...", help="Test and scenario files, ConfigContainer.yaml files, and folders of tests."
-        ),
+        typer.Argument(metavar="FILE...", help="Test and scenario files, and ConfigContainer.yaml files."),
     ] = None,
     as_json: JsonOption = False,
     form: Annotated[
@@ -78,31 +76,13 @@ def validate(
         check_container_file(file, override or [], gpus)
         if file.suffix in (".yaml", ".yml")
         else check_file(file, tests_dir or [], limits, code_of)
-        for named_file in files or ()
-        for file in _files_of(named_file)
+        for file in files or ()
     ]
     reports += [check_shipped(checkout) for checkout in shipped or ()]
     valid = all(report.valid for report in reports)
     lines = _annotations if form == "github" else _report_lines
     show(as_json or form == "json", {"valid": valid, "files": reports}, lambda: lines(reports))
     return 0 if valid else EXIT_INVALID
-
-
-def _files_of(named: Path) -> Iterator[Path]:
-    """The file itself, or every TOML file below a folder, but for site files, which are no tests."""
-    from nightbridge.config.documents import printable_path
-    from nightbridge.config.scenarios import is_site_file
-
-    found = sorted(named.rglob("*.toml")) if named.is_dir() else [named]
-    sites = [path for path in found if named.is_dir() and is_site_file(path)]
-    note_all(
-        f"{printable_path(site)}: a system or site file, left out; `nightbridge doctor` checks it" for site in sites
-    )
-    found = [path for path in found if path not in sites]
-    if not found:
-        what = "a folder with no .toml file but of a system or site" if sites else "a folder without a .toml file"
-        raise InvalidInput(what, subject=str(named), advice="Name files, or another folder")
-    yield from found
 
 
 def _limits_of(site: "Site") -> "ClusterLimits | None":

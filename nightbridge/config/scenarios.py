@@ -61,7 +61,7 @@ def scenario_of(document: Document, *, tests_dirs: Sequence[Path] = ()) -> Scena
         return _scenario(document, tests_dirs)
     if "cmd_args" in document.table or "test_template_name" in document.table:
         return _single_test(document)
-    if _is_site(document):
+    if _SYSTEM_KEYS & document.table.keys():
         raise InvalidInput(
             "this is a system or site file, not a test", subject=str(document.path), advice="Pass it with --system"
         )
@@ -70,19 +70,6 @@ def scenario_of(document: Document, *, tests_dirs: Sequence[Path] = ()) -> Scena
         subject=str(document.path),
         advice="See conf/examples for both",
     )
-
-
-def is_site_file(path: Path) -> bool:
-    """Whether a file is a system or site file; what cannot be read is none, and reading it as a test tells why."""
-    try:
-        return _is_site(read_document(path))
-    except InvalidInput:
-        return False
-
-
-def _is_site(document: Document) -> bool:
-    keys = document.table.keys()
-    return bool(_SYSTEM_KEYS & keys) and not {"Tests", "cmd_args", "test_template_name"} & keys
 
 
 def only_tests(scenario: Scenario, wanted: Collection[str]) -> Scenario:
@@ -224,7 +211,7 @@ def _scenario(document: Document, tests_dirs: Sequence[Path]) -> Scenario:
     if problems:
         problems.extend(found for test in tests if isinstance(test, InvalidTest) for found in test.findings)
         raise InvalidInput("the scenario is not valid", subject=str(document.path), violations=problems)
-    warnings += (*_unknown_judges(tests), *_swept_references(tests))
+    warnings += _unknown_judges(tests)
     return _assembled(str(document.table["name"]).strip(), document, tests, warnings)
 
 
@@ -238,20 +225,6 @@ def _unknown_judges(tests: Iterable[TestDefinition | InvalidTest]) -> Iterator[V
                     f"no test of this scenario is called {name!r}{meant(name, ids)}; another scenario has to run it"
                 )
                 yield finding(test.lines.get(f"gate.{key}") or test.source, ("gate", key), message, "warning")
-
-
-def _swept_references(tests: Iterable[TestDefinition | InvalidTest]) -> Iterator[Violation]:
-    """Warn of a reference that has several points, of which none can be a test's own."""
-    valid = _valid(tests)
-    axes = {test.id: {axis.field for axis in test.axes} for test in valid}
-    for test in valid:
-        swept = axes.get(test.gate.reference or "")
-        if swept and swept != axes[test.id]:
-            message = (
-                f"{test.gate.reference!r} sweeps over {', '.join(sorted(swept))}, and this test not over the same; "
-                "name the key of one of its runs"
-            )
-            yield finding(test.lines.get("gate.reference") or test.source, ("gate", "reference"), message, "warning")
 
 
 def _problem(document: Document, path: KeyPath, message: str) -> Violation:

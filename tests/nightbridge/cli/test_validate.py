@@ -59,44 +59,6 @@ def test_a_folder_of_tests_that_is_not_there_is_told(nightbridge: Program) -> No
     assert "nowhere: no such directory" in out
 
 
-def test_a_folder_stands_for_the_tests_in_it(
-    nightbridge: Program, broken: Callable[[str], str], tmp_path: Path
-) -> None:
-    folder = tmp_path / "tests"
-    (folder / "inner").mkdir(parents=True)
-    (folder / "good.toml").write_text(Path(TEST).read_text())
-    (folder / "site.toml").write_text('workspace = "/lustre/nights"\n')
-    (folder / "inner" / "bad.toml").write_text(
-        Path(broken("")).read_text().replace('"MegatronBridge"', '"MegatronBrige"')
-    )
-
-    code, out, notes = nightbridge("validate", "tests")
-    (tmp_path / "none").mkdir()
-    empty, _, nothing = nightbridge("validate", "none")
-
-    assert (code, empty) == (2, 2)
-    assert "tests/good.toml: llama3_8b_h100: ok" in out
-    assert ("site.toml" in out, "tests/site.toml: a system or site file, left out" in notes) == (False, True)
-    assert "tests/inner/bad.toml" in out
-    assert "did you mean 'MegatronBridge'?" in out
-    assert "none: a folder without a .toml file" in nothing
-
-
-def test_a_folder_that_holds_a_site_file_alone_is_said_to_hold_one(nightbridge: Program, tmp_path: Path) -> None:
-    (tmp_path / "sites").mkdir()
-    (tmp_path / "sites" / "site.toml").write_text('workspace = "/lustre/nights"\n')
-
-    code, _, err = nightbridge("validate", "sites")
-
-    assert (code, err.splitlines()) == (
-        2,
-        [
-            "sites/site.toml: a system or site file, left out; `nightbridge doctor` checks it",
-            "nightbridge: sites: a folder with no .toml file but of a system or site. Name files, or another folder",
-        ],
-    )
-
-
 @pytest.mark.parametrize("form", ["text", "json", "github"])
 def test_a_file_whose_name_is_not_utf_8_is_told_beside_the_others(
     nightbridge: Program, tmp_path: Path, form: str
@@ -106,7 +68,8 @@ def test_a_file_whose_name_is_not_utf_8_is_told_beside_the_others(
     for ending in ("toml", "yaml"):
         Path(tmp_path, "tests", os.fsdecode(b"\xff.") + ending).write_text(Path(TEST).read_text())
 
-    code, out, _ = nightbridge("validate", "tests", os.fsdecode(b"tests/\xff.yaml"), "--format", form)
+    files = ("tests/good.toml", os.fsdecode(b"tests/\xff.toml"), os.fsdecode(b"tests/\xff.yaml"))
+    code, out, _ = nightbridge("validate", *files, "--format", form)
 
     assert code == 2
     assert "its path is not UTF-8" in out

@@ -95,29 +95,6 @@ def test_a_gate_that_cannot_be_asked_is_a_violation(tmp_path: Path, tables: str,
     assert violation in " ".join(test.violations)
 
 
-@pytest.mark.parametrize(
-    ("content", "violation"),
-    [
-        (b'{"0": {"lm loss": 3', "is not JSON"),
-        (bytes(range(7, 256)), "is not JSON"),
-        (b"[" * 100_000, "is not JSON"),
-        (b"", "is not JSON"),
-        (b"{}", "contains no golden values"),
-        (b"[10.5]", "contains no golden values"),
-    ],
-)
-def test_a_golden_file_that_is_none_is_a_violation_before_any_gpu_hour(
-    tmp_path: Path, content: bytes, violation: str
-) -> None:
-    (tmp_path / "golden.json").write_bytes(content)
-
-    test = only(write(tmp_path, "t", tables='[gate]\ngolden = "golden.json"'))
-
-    assert isinstance(test, InvalidTest)
-    assert f"gate.golden: {violation}" in " ".join(test.violations)
-    assert str(tmp_path / "golden.json") in " ".join(test.violations)
-
-
 def test_the_pins_of_a_canary_must_not_be_able_to_move(tmp_path: Path) -> None:
     moving, fixed = (
         only(write(tmp_path, "a", top="canary = true", commit="main")),
@@ -145,21 +122,6 @@ def test_a_canary_or_reference_that_no_test_of_the_scenario_is_gets_a_warning(tm
     assert "a.toml" in found[0]
     assert "gate.reference: no test of this scenario is called 'bb'; did you mean 'b'?; another scenario" in found[0]
     assert "gate.canary: no test of this scenario is called 'zzz'; another scenario has to run it" in found[1]
-
-
-def test_a_reference_with_several_points_gets_a_warning_where_none_is_the_tests_own(tmp_path: Path) -> None:
-    write(tmp_path, "recipe")
-    write(tmp_path, "hetero", tables='[gate]\nreference = "recipe"')
-    entries = (("recipe", "recipe", "[4, 8]"), ("one", "hetero", "4"), ("each", "hetero", "[4, 8]"))
-    tables = "".join(
-        f'[[Tests]]\nid = "{test_id}"\ntest_name = "{name}"\ncmd_args.gb = {sizes}\n'
-        for test_id, name, sizes in entries
-    )
-    (tmp_path / "scenario.toml").write_text(f'name = "s"\n{tables}')
-
-    (found,) = [warning for warning in config.load(tmp_path / "scenario.toml").warnings if "gate." in warning]
-
-    assert "gate.reference: 'recipe' sweeps over cmd_args.gb, and this test not over the same; name" in found
 
 
 def test_the_other_tests_of_a_scenario_know_its_canary(tmp_path: Path) -> None:
