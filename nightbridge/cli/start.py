@@ -92,12 +92,8 @@ def init(
 ) -> None:
     """Write a commented test file and a site file, from flags; or on a terminal from a few questions.
 
-    An existing site file stays as it is. The test is checked as `nightbridge validate` does, before it is written.
+    An existing site file stays as it is.
     """
-    from nightbridge.launch.plan import check_workspace
-    from nightbridge.models import StoreSettings
-    from nightbridge.store.protocol import open_store
-
     family = _family_of(recipe, version)
     test, site = folder / f"{recipe}.toml", folder / "site.toml"
     if test.exists():
@@ -116,11 +112,9 @@ def init(
         "steps": _ask("steps of a run", steps, 50),
     }
     text = TEST.format(about=f"{recipe} on {count} {kind} GPUs", **_quoted(values))
-    _refuse_invalid(text, test)
     if not site.exists():
         named = _ask("workspace, a folder that the compute nodes see", workspace, "/lustre/nightbridge")
         place = Path(os.path.expanduser(named)).absolute()
-        check_workspace(place)
         settings = {
             "workspace": str(place),
             "cluster": _ask("name of the cluster", cluster, "slurm"),
@@ -128,8 +122,6 @@ def init(
             "account": _ask("account", account, "default"),
             "store": _ask("store", store, f"file://{place}/store"),
         }
-        if not settings["store"].startswith("s3://"):  # whose credentials may be elsewhere
-            open_store(StoreSettings(url=settings["store"]))
         write_file(site, SITE.format(site=site, **_quoted(settings)).encode())
         note(f"written: {site}")
     write_file(test, text.encode())
@@ -143,23 +135,6 @@ def _quoted(values: Mapping[str, Any]) -> dict[str, str]:
     from nightbridge.config.toml_writer import toml_value
 
     return {name: toml_value(value) for name, value in values.items()}
-
-
-def _refuse_invalid(text: str, test: Path) -> None:
-    """Refuse a test that `nightbridge validate` would refuse."""
-    from tempfile import TemporaryDirectory
-
-    from nightbridge.cli.file_checks import check_file
-    from nightbridge.rules import errors_of
-
-    with TemporaryDirectory() as folder:
-        draft = Path(folder, test.name)
-        draft.write_text(text, encoding="utf-8")
-        report = check_file(draft, ())
-    if not report.valid:
-        found = [*report.findings, *(finding for each in report.tests for finding in each.findings)]
-        wrong = [finding.message for finding in errors_of(found)]
-        raise InvalidInput("would be invalid, and is not written", subject=str(test), violations=wrong)
 
 
 def import_script(
