@@ -36,7 +36,7 @@ from nightbridge.cli.output import (
     verdict_lines,
     write_file,
 )
-from nightbridge.errors import InvalidInput, TransientError
+from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -164,9 +164,7 @@ def status(
         attempts = attempts_of(run_key, site.workspace)
         if not attempts:
             advice = "`nightbridge ls` lists the runs; check --store and --workspace"
-            raise _only_stored(run_key, site) or InvalidInput(
-                "no night and no run of this name", subject=f"{name} in {site.workspace}", advice=advice
-            )
+            raise InvalidInput("no night and no run of this name", subject=f"{name} in {site.workspace}", advice=advice)
         _show_run_status(run_key, attempts, site, as_json)
 
 
@@ -334,10 +332,7 @@ def _logs_of(attempt: "AttemptContext") -> list[Path]:
 
 
 def _follow(attempt: "AttemptContext", site: "Site") -> None:
-    """Print the finished lines of an attempt's logs until its job has ended; a log that begins later is found, too.
-
-    Where it has no job, until no night or search is left that could submit one.
-    """
+    """Print the finished lines of an attempt's logs until its job has ended; a log that begins later is found, too."""
     from nightbridge.outputs.logs import LogTail
     from nightbridge.slurm.factory import cluster_of
 
@@ -356,23 +351,14 @@ def _follow(attempt: "AttemptContext", site: "Site") -> None:
 
 
 def _is_over(attempt: "AttemptContext", cluster: "Cluster") -> bool:
-    """Whether the job of an attempt has ended, or it has none and gets none: then a note says so."""
-    from nightbridge.nights.liveness import is_any_alive
+    """Whether the job of an attempt has ended."""
     from nightbridge.slurm.attempts import read_ended
     from nightbridge.slurm.states import TERMINAL
 
-    found = cluster.find(attempt.name)
+    jobs = cluster.find(attempt.name).jobs
     if read_ended(attempt.attempt_dir) is not None:  # accounting may have purged it since
         return True
-    if found.jobs or not found.complete:
-        return bool(found.jobs) and all(job.state in TERMINAL for job in found.jobs)
-    try:
-        if is_any_alive(attempt.workspace):
-            return False
-    except TransientError:  # also for who may only read the workspace
-        return False
-    note(f"the cluster knows no job of {attempt.name}, and no night or search is under way in {attempt.workspace}")
-    return True
+    return bool(jobs) and all(job.state in TERMINAL for job in jobs)
 
 
 def _errors_in(path: Path) -> "Iterator[str]":
@@ -409,21 +395,8 @@ def _attempt_line(attempt: dict[str, Any]) -> str:
     return f"{attempt['attempt']}: {jobs or 'no job'}; {attempt['outcome'] or 'not ended'} {attempt['reason']}".rstrip()
 
 
-def _only_stored(run_key: str, site: "Site") -> InvalidInput | None:
-    """The error about a run of which the workspace has nothing, but the store has it; None where it has not."""
-    from nightbridge.harvest.manifest import committed_attempts
-
-    if not committed_attempts(open_site_store(site), run_key):
-        return None
-    return InvalidInput(
-        "the store has this run, and the workspace nothing of it any more",
-        subject=run_key,
-        advice=f"`nightbridge fetch {run_key} DEST --only logs` downloads its logs; `nightbridge status` of its night "
-        "shows the verdict",
-    )
-
-
 def _no_run(run_key: str, site: "Site") -> InvalidInput:
-    return _only_stored(run_key, site) or InvalidInput(
-        "no run of this key", subject=f"{run_key} in {site.workspace}", advice="Check the key and --workspace"
+    advice = (
+        f"Check the key and --workspace; `nightbridge fetch {run_key} DEST --only logs` downloads a stored run's logs"
     )
+    return InvalidInput("no run of this key", subject=f"{run_key} in {site.workspace}", advice=advice)

@@ -5,7 +5,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import cast
@@ -302,30 +301,6 @@ def test_a_log_is_followed_to_the_end_of_its_job(
     assert out.splitlines()[-1] == "and a last one"
 
 
-def test_the_log_of_an_attempt_without_a_job_is_followed_as_long_as_a_night_may_submit_one(
-    nightbridge: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attempt = open_attempt(tmp_path / "ws", "test-2026-11-21-0123456789", ClusterSettings())
-    log = attempt.attempt_dir / "launcher.log"
-    log.write_text("packaging\n")
-    night = ExitStack()
-    night.enter_context(alive(tmp_path / "ws", "flow-run"))
-
-    def end_the_night(_seconds: float) -> None:
-        log.write_text("packaging\nrefused")
-        night.close()
-        monkeypatch.setattr(time, "sleep", never)
-
-    with night:
-        monkeypatch.setattr(time, "sleep", end_the_night)
-        code, out, err = nightbridge("logs", "-f", attempt.run_key, "--workspace", str(tmp_path / "ws"))
-    again = nightbridge("logs", "-f", attempt.run_key, "--workspace", str(tmp_path / "ws"))
-
-    assert (code, out) == (0, "packaging\nrefused\n")
-    assert f"the cluster knows no job of {attempt.name}, and no night or search is under way" in err
-    assert again == (code, out, err)
-
-
 def test_the_log_of_a_job_that_accounting_has_purged_is_not_followed_any_longer(
     nightbridge: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,20 +328,6 @@ def test_the_error_of_a_log_and_its_last_lines_are_shown(nightbridge: Program, t
     _, out, _ = nightbridge("logs", "--errors", attempt.run_key, "--workspace", str(tmp_path / "ws"))
 
     assert out.splitlines() == ["error: ValueError: nodata (rank 0)", *lines[-30:-1], "[rank0]: ValueError: nodata"]
-
-
-@pytest.mark.parametrize("command", ["status", "logs"])
-def test_a_run_that_only_the_store_has_any_more_is_said_to_be_there(
-    nightbridge: Program, tmp_path: Path, command: str
-) -> None:
-    record = builders.commit_run(open_store(StoreSettings(url=f"file://{tmp_path}/store")), builders.make_record())
-    run_key = record.spec.run_key
-
-    code, _, err = nightbridge(command, run_key, "--workspace", str(tmp_path))
-
-    assert code == 2
-    assert f"{run_key}: the store has this run, and the workspace nothing of it any more" in err
-    assert f"`nightbridge fetch {run_key} DEST --only logs`" in err
 
 
 def test_the_log_is_that_of_the_job_that_claimed_the_attempt_and_not_of_the_one_that_came_too_late(
