@@ -32,7 +32,6 @@ from nightbridge.nights.watchdog import (
     watch_lines,
 )
 from nightbridge.notify import notify
-from nightbridge.tasks.events import send_watchdog_event
 from nightbridge.tasks.site import block_value, store_of
 
 
@@ -62,7 +61,6 @@ def watchdog(  # noqa: D417  (`SiteChoice` describes the others)
     lines = "\n".join(watch_lines(watch))
     get_run_logger().info("%s", lines)
     not_sent = _notify(watch, site) if watch.exit_code else ""
-    send_watchdog_event(watch)
     message = "\n".join(filter(None, (lines, not_sent)))
     if watch.exit_code:
         return Failed(name="VerdictsMissing", message=message, data=VerdictsMissing(summary(watch)))

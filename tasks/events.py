@@ -2,7 +2,6 @@
 
 One `nightbridge.verdict` for each verdict of a night that has its report, unless it only still stands. One
 `nightbridge.night` for each end of a night: with a report, invalid, for want of infrastructure, cancelled or skipped.
-One `nightbridge.watchdog` for each look of the watchdog; a retry of the watchdog is a new look.
 """
 
 from collections.abc import Mapping
@@ -11,12 +10,10 @@ from uuid import NAMESPACE_URL, uuid5
 from prefect.events import Event, Resource
 
 from nightbridge.models import NightReport, Verdict, slug
-from nightbridge.nights.watchdog import Watch, notice_of, summary
 from nightbridge.tasks.mirror import send_events
 
 VERDICT_EVENT = "nightbridge.verdict"
 NIGHT_EVENT = "nightbridge.night"
-WATCHDOG_EVENT = "nightbridge.watchdog"
 
 MAX_LETTERS = 2000
 """Of the reasons in an event; the report has all of them. An event of more than 1.5 MB is refused by Prefect."""
@@ -111,14 +108,3 @@ def send_report_events(report: NightReport, end: str, cluster: str) -> None:
     ]
     of_the_night = night_event(report.scenario, report.night, end, cluster=cluster, message=bad, report=report.report)
     send_events([*events, of_the_night])
-
-
-def send_watchdog_event(watch: Watch) -> None:
-    """Report to Prefect what was seen; automations match on the label `nightbridge.watchdog`: `missing`, `complete`."""
-    labels = {
-        "prefect.resource.id": "nightbridge.watchdog",
-        "prefect.resource.name": "watchdog",
-        "nightbridge.watchdog": "missing" if watch.exit_code else "complete",
-    }
-    payload = {"message": summary(watch), "by": watch.by.isoformat(), **notice_of(watch).facts}
-    send_events([Event(event=WATCHDOG_EVENT, resource=Resource(labels), payload=payload)])

@@ -25,8 +25,6 @@ from nightbridge.nights.records import NightEnd, NightStart, NightTest, plan_pat
 from nightbridge.nights.status import RunPhase, RunStatus, run_statuses
 from nightbridge.notify import Notice
 from nightbridge.numbers import format_count
-from nightbridge.slurm.attempt_files import read_refusal
-from nightbridge.slurm.attempts import attempts_of
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.store.protocol import ObjectStore
@@ -325,23 +323,9 @@ class _Inspector:
             cause=cause.value,
             workspace=start.workspace,
             process=_PROCESS[alive],
-            also=self._also(start, run) if run.phase is RunPhase.PREPARING else "",
+            also=f", {run.reason}" if run.reason else "",
         )
         return MissingVerdict(**_named_run(start, run), cause=cause, why=why, since=run.since, job_id=run.job_id)
-
-    def _also(self, start: NightStart, run: RunStatus) -> str:
-        """What is known of a run without a recorded job: it waits, was refused, or was submitted and not recorded."""
-        if run.reason:
-            return f", {run.reason}"
-        try:
-            attempt = attempts_of(run.run_key, start.workspace)[-1]
-            refusal = read_refusal(attempt.attempt_dir, since=attempt.opened_at)
-            if refusal is not None:
-                return f"; {refusal.error()}"
-            jobs = self._cluster_of(start).find(attempt.name).jobs
-        except NightbridgeError as error:
-            return f"; {error}"
-        return "".join(f"; Slurm has job {job.job_id} of its name, {job.state.value}" for job in jobs)
 
 
 def _ended(start: NightStart, end: NightEnd) -> WatchedNight:

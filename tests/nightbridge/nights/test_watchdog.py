@@ -13,8 +13,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from nightbridge.errors import InvalidInput, LaunchRefused
-from nightbridge.files import write_model
+from nightbridge.errors import InvalidInput
 from nightbridge.models import (
     ClusterSettings,
     NightReport,
@@ -39,9 +38,7 @@ from nightbridge.nights.watchdog import (
     watch_lines,
 )
 from nightbridge.slurm.attempt_files import (
-    REFUSAL_FILE,
     SUBMISSION_FILE,
-    SubmitRefusal,
     note_waiting,
     open_attempt,
 )
@@ -91,14 +88,13 @@ class Place:
         self.store.put(f"runs/{test}/{NIGHT}/{key}/verdict.json", verdict.model_dump_json().encode())
         return verdict
 
-    def submit(self, test: str, body: str, *options: str, recorded: bool = True) -> int:
+    def submit(self, test: str, body: str, *options: str) -> int:
         """Submit a run's job, as the submit stage does."""
         attempt = open_attempt(self.site.workspace, self.key(test), self.site.cluster)
         script = attempt.attempt_dir / "job.sh"
         script.write_text(f"#!/bin/bash\n{body}\n")
         job_id = self.cluster.submit(attempt.name, script, ["--output=/dev/null", *options])
-        if recorded:
-            record_submission(attempt.attempt_dir, attempt.name, job_id, cluster=self.site.cluster.name, script=script)
+        record_submission(attempt.attempt_dir, attempt.name, job_id, cluster=self.site.cluster.name, script=script)
         return job_id
 
     def look(self, **changes: object) -> Watch:
@@ -313,24 +309,6 @@ class TestWhyAVerdictIsMissing:
         assert missing.cause is Cause.IN_PROGRESS
         assert missing.why.startswith("in progress: it has no job yet, waiting since ")
         assert missing.why.endswith("hopper: sinfo failed: Unable to contact slurm controller")
-
-    @pytest.mark.usefixtures("living")
-    def test_refused_by_slurm(self, place: Place) -> None:
-        attempt = open_attempt(place.site.workspace, place.key("llama"), place.site.cluster)
-        error = LaunchRefused("Invalid account", subject="llama-a1", advice="Set account")
-        write_model(attempt.attempt_dir / REFUSAL_FILE, SubmitRefusal.of(error))
-
-        assert place.missing().why.endswith("it has no job yet; llama-a1: Invalid account. Set account")
-
-    @pytest.mark.usefixtures("killed")
-    def test_crashed_between_submitting_a_job_and_recording_it(self, place: Place) -> None:
-        job = place.submit("llama", "sleep 600", recorded=False)
-        wait_for_state(place.cluster, job, "RUNNING")
-
-        missing = place.missing()
-
-        assert missing.cause is Cause.CRASHED
-        assert missing.why == f"crashed: no job of it is recorded, and {GONE}; Slurm has job {job} of its name, RUNNING"
 
     def test_a_process_that_never_said_that_it_lives_counts_as_gone(self, place: Place) -> None:
         assert place.missing().why == f"crashed: nothing of it was begun, and {GONE}"
