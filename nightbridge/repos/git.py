@@ -116,7 +116,8 @@ _ERRORS = (
         r"|repository '[^']*' (does not exist|not found)"
         r"|returned error: 404|not found: did you run git update-server-info|no such repository",
         InvalidInput, "no such repository",
-        "Check its address; private repositories also look missing without read access",
+        "Check its address: a relative one is taken from the folder that the command runs in, and a private repository "
+        "also looks missing without read access",
     ),
     ErrorPattern(
         r"SSL certificate problem|certificate verif(y|ication) failed",

@@ -65,6 +65,16 @@ def test_what_the_user_must_change_is_permanent_and_has_advice(stderr: str, what
     assert error.subject == URL
 
 
+def test_a_repository_that_is_not_there_may_have_been_looked_for_in_the_wrong_folder() -> None:
+    stderr = "fatal: '/home/ada/conf/.nightbridge/practice/Run.git' does not appear to be a git repository"
+
+    error = classify_failure(
+        Finished(code=128, stdout=b"", stderr=stderr), "/home/ada/conf/.nightbridge/practice/Run.git"
+    )
+
+    assert "a relative one is taken from the folder that the command runs in" in error.advice
+
+
 @pytest.mark.parametrize("stderr", TRANSIENT)
 def test_what_may_pass_is_transient(stderr: str) -> None:
     assert isinstance(classify_failure(Finished(code=128, stdout=b"", stderr=stderr), URL), TransientError)
