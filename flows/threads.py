@@ -181,10 +181,9 @@ def outside_of_loops(call: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(call)
     def run(*arguments: P.args, **named: P.kwargs) -> R:
-        try:
-            task = asyncio.current_task()
-        except RuntimeError:  # no loop runs
+        if not _loop_runs():  # not within an `except`: an error of the call would be shown as a consequence of that one
             return call(*arguments, **named)
+        task = asyncio.current_task()
         calls = _in_a_thread(partial(call, *arguments, **named))
         result = calls.results[0]
         try:
@@ -198,6 +197,14 @@ def outside_of_loops(call: Callable[P, R]) -> Callable[P, R]:
         return result.result()
 
     return run
+
+
+def _loop_runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def async_twin(call: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:

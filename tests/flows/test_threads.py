@@ -151,6 +151,17 @@ def test_without_a_loop_it_is_an_ordinary_call() -> None:
     assert where() == (threading.current_thread().name, False)
 
 
+def test_without_a_loop_an_error_is_the_calls_own_and_no_consequence_of_another() -> None:
+    @outside_of_loops
+    def refuse() -> None:
+        raise InvalidInput("no such test", subject="llama")
+
+    with pytest.raises(InvalidInput, match="llama: no such test") as refused:
+        refuse()
+
+    assert refused.value.__context__ is None
+
+
 def test_where_a_loop_runs_the_call_runs_without_it_and_returns() -> None:
     async def notebook_cell() -> tuple[str, bool]:
         return where()
