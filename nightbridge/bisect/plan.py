@@ -99,9 +99,6 @@ class SearchedRange(Model):
         description="What came after `good`, up to `bad`, oldest first: commits, and those of submodules."
     )
     unopened: int = Field(0, description="Commits that move submodules which the runs do not check out.")
-    before_move: int = Field(
-        0, description="Commits before the repository moved, not searched where the good run's name of it is unknown."
-    )
     former: GitRepo | None = Field(None, description="Of a repository that moved since: as the good run named it.")
     moved: dict[str, str] = Field({}, description="At the good end, submodules at other commits than its tree pins.")
 
@@ -341,13 +338,14 @@ def _ranges(
         older = () if request.good else _older_good_commits(rows, shift, name)
         good, commits = _newest_ancestor((good, *older), bad, partial(find_commits, after.url))
         former = repo_of(shift.good, name) if before.url != after.url else None
-        before_move = sum(bool(one.url) for one in commits)
-        if before_move and former is None:
-            # How the old one was run is not known: the first commit with the code in the new one is the good end.
-            good, commits = commits[before_move].commit, commits[before_move + 1 :]
+        if former is None and any(one.url for one in commits):
+            raise InvalidInput(
+                "how its commits before the repository moved are run is unknown: the good run is not stored any more",
+                subject=f"{REPOSITORIES[name]} {short_name(good)}..{short_name(bad)}",
+                advice="Name a commit since the move with --good",
+            )
         searched = range_of_steps((name, after.url, good, bad), commits, inner_of(shift.bad, name))
-        not_run = 0 if former else before_move
-        found.append(searched.model_copy(update={"before_move": not_run, "former": former}))
+        found.append(searched.model_copy(update={"former": former}))
     if not any(one.commits for one in found):
         raise InvalidInput(
             "only submodules moved, and the runs do not check them out: the image brings its own",

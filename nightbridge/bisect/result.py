@@ -195,8 +195,6 @@ def result_lines(result: BisectResult) -> tuple[str, ...]:
             f"{format_count(unopened, 'bump')} of submodules not searched: the test does not check them out "
             "(init_submodules = false), so that its image brings its own"
         )
-    if before_move := sum(one.before_move for one in plan.ranges):
-        lines.append(f"not searched: {format_count(before_move, 'commit')} of before the repository moved")
     lines.append(f"{format_count(len(result.points), 'run')}, {result.gpu_hours:.2f} GPU-hours")
     return tuple(lines)
 

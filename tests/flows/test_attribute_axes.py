@@ -145,7 +145,6 @@ def test_a_commit_of_before_the_repository_moved(practice: Practice) -> None:
     assert result.plan.axes == ("megatron_bridge", "environment")
     assert sentence(result).startswith(f'Megatron-Bridge {commits[1][:12]} "Synchronise after every bucket", 9')
     (within,) = result.descents
-    assert within.plan.before_move == 0
     assert len(within.plan.commits) == len([*commits, came, "Document"])
 
 

@@ -486,14 +486,11 @@ def test_a_range_across_the_move_of_a_repository_begins_in_the_old_one(
     assert [one.commit for one in ran] == [GOOD, *(commit.commit for commit in moved_commits("", GOOD, BAD))]
     assert [one.url for one in ran] == [OLD.url] * 2 + [new.url] * (len(ran) - 2)
     assert [one.launcher for one in ran][:3] == [OLD.launcher, OLD.launcher, new.launcher]
-    assert "not searched" not in "\n".join(result_lines(evaluate(plan, [])))
 
 
-def test_a_move_of_which_no_good_run_is_stored_any_more_is_searched_from_there_on(rows: Sequence[HistoryRow]) -> None:
-    plan = make_plan(rows, moved_commits, no_verdict)
-
-    assert (plan.good, [one.commit for one in plan.commits]) == ("c" * 40, ["d" * 40, BAD])
-    assert "not searched: 1 commit of before the repository moved" in "\n".join(result_lines(evaluate(plan, [])))
+def test_a_move_of_which_no_good_run_is_stored_any_more_needs_a_good_end_since_then(rows: Sequence[HistoryRow]) -> None:
+    with pytest.raises(InvalidInput, match="--good"):
+        make_plan(rows, moved_commits, no_verdict)
 
 
 # --- its runs --------------------------------------------------------------------------------------------------------
