@@ -8,8 +8,6 @@ classes keeps tensorboard out of the runtime and is several times faster. Field 
 `event.proto`, `summary.proto`, `tensor.proto` and `types.proto`, which never change once released.
 """
 
-import errno
-import os
 import struct
 from array import array
 from collections import Counter, defaultdict
@@ -48,8 +46,6 @@ def record_length(header: bytes) -> int | None:
 MAX_RECORD_BYTES = 32 << 20
 """A record is decoded in memory, and a sparse file of some kilobytes on disk can hold one of terabytes."""
 
-_BLOCK = 1 << 20
-
 
 @dataclass(eq=False)
 class RecordsEnd(Exception):
@@ -60,44 +56,20 @@ class RecordsEnd(Exception):
     reason: str
 
 
-def _only_zeros_from(stream: BinaryIO, offset: int) -> bool:
-    while (found := _next_data(stream, offset)) is not None:
-        stream.seek(found)
-        block = stream.read(_BLOCK)
-        if not block or block.count(0) != len(block):
-            return not block
-        offset = found + len(block)
-    return True
-
-
-def _next_data(stream: BinaryIO, offset: int) -> int | None:
-    """Where a file continues behind a hole, which may be of terabytes; None where a hole is all that follows."""
-    try:
-        descriptor = stream.fileno()
-        before = os.lseek(descriptor, 0, os.SEEK_CUR)
-        try:
-            return os.lseek(descriptor, offset, os.SEEK_DATA)
-        finally:
-            os.lseek(descriptor, before, os.SEEK_SET)  # where the stream's buffer ends
-    except OSError as error:  # of others than ENXIO the file system, or a stream in memory, does not know holes
-        return None if error.errno == errno.ENXIO else offset
-
-
-def next_record(stream: BinaryIO, total: int, offset: int) -> bytes | None:
-    """The record of a stream that stands at `offset`; None where only zeros follow.
+def next_record(stream: BinaryIO, total: int, offset: int) -> bytes:
+    """The record of a stream that stands at `offset`.
 
     Raises:
         RecordsEnd: The record is cut off or damaged.
     """
     header = stream.read(HEADER_SIZE)
+    if not header.strip(b"\0"):  # as file systems that allocate ahead leave it
+        raise RecordsEnd("truncated", offset, "zeros follow in place of a record")
     if len(header) < HEADER_SIZE:
-        if not header.strip(b"\0"):
-            return None
         raise RecordsEnd("truncated", offset, "the last record's header is truncated")
     length = record_length(header)
     if length is None:
-        _end_at_bad_header(stream, offset)
-        return None
+        raise RecordsEnd("corrupt", offset, "the checksum of a record's length is wrong")
     if length > MAX_RECORD_BYTES:
         raise RecordsEnd("corrupt", offset, f"a record of {length} bytes; no scalar has more than {MAX_RECORD_BYTES}")
     following = offset + HEADER_SIZE + length + FOOTER_SIZE
@@ -108,19 +80,8 @@ def next_record(stream: BinaryIO, total: int, offset: int) -> bytes | None:
     if len(footer) < FOOTER_SIZE:
         raise RecordsEnd("truncated", offset, "the file shrank while it was read")
     if int.from_bytes(footer, "little") != masked_crc(record):
-        if _only_zeros_from(stream, following - 1):
-            raise RecordsEnd("truncated", offset, "the last record is truncated and zero-filled")
         raise RecordsEnd("corrupt", offset, "the record's checksum is wrong")
     return record
-
-
-def _end_at_bad_header(stream: BinaryIO, offset: int) -> None:
-    """Judge a header whose checksum is wrong: return at a tail of zeros, else raise what it is."""
-    if _only_zeros_from(stream, offset):
-        return
-    if _only_zeros_from(stream, offset + HEADER_SIZE - 1):
-        raise RecordsEnd("truncated", offset, "the last record's header is truncated and zero-filled")
-    raise RecordsEnd("corrupt", offset, "the checksum of a record's length is wrong")
 
 
 class MalformedRecord(ValueError):

@@ -53,8 +53,8 @@ _TIME_IN_NAME = re.compile(r"tfevents\.(\d+)")
 class EventFile(Columns):
     """The scalars of one file, as columns of equal length, and how whole the file was.
 
-    `status` complete: every byte was read, or only zeros follow, as file systems that allocate ahead leave them.
-    truncated: the last record is cut off, as after a kill. corrupt: a record is not what was written.
+    `status` complete: every byte was read. truncated: the last record is cut off, as after a kill, or zeros follow.
+    corrupt: a record is not what was written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -135,8 +135,6 @@ def read_on(stream: BinaryIO, total: int, columns: Columns, offset: int = 0) -> 
         if not size:
             stream.seek(offset)
             record = next_record(stream, total, offset)
-            if record is None:
-                return
             columns.add(record)
             size = HEADER_SIZE + len(record) + FOOTER_SIZE
         offset += size

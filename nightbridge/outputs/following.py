@@ -200,7 +200,7 @@ class _Follower:
 class EventFileTail:
     """One event file, read on from the last record that was whole.
 
-    `damage` is set, and nothing more is read, once a record is there that is not what was written.
+    `damage` is set while a record is there that is not what was written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -217,8 +217,7 @@ class EventFileTail:
         Raises:
             OSError: The file is there and cannot be read.
         """
-        if self.damage:
-            return []
+        self.damage = ""
         try:
             with open_regular(self.path) as stream:
                 for offset in read_on(stream, os.fstat(stream.fileno()).st_size, self._columns, self._offset):
