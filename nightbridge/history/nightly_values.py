@@ -349,11 +349,11 @@ def times_worse(metric: Metric, runs: Sequence[HistoryRow], least: float) -> lis
         runs: Oldest first.
         least: The smallest relative change that is news; the noise of single runs is, where that is more.
     """
-    from nightbridge.history.noise import night_noise
+    from nightbridge.history.noise import levels_around, night_noise
 
     measured_at = {at: value for at, run in enumerate(runs) if (value := run_value(run, metric)) is not None}
     known = [value / runs[at].moved.get(metric.name, 1.0) for at, value in measured_at.items()]
-    levels = [statistics.median(known[max(0, at - NEAR) : at + NEAR + 1]) for at in range(len(known))]
+    levels = levels_around(known, NEAR)
     best = (min if metric.lower_is_better else max)(levels, default=0.0)
     times = [1.0] * len(runs)
     if len(known) < 2 or not best:

@@ -149,6 +149,11 @@ def strays(values: Sequence[float | None], noise: float) -> list[float]:
     return found
 
 
+def levels_around(values: Sequence[float], near: int) -> list[float]:
+    """The median of each value and so many on each side."""
+    return _as_list(row_medians(windows_around(np.array(values, dtype=np.float64), near)))
+
+
 def deviations(values: Sequence[float | None], near: int) -> list[float]:
     """How far each night is from the median of it and so many nights on each side, relative; from the fourth one on."""
     known = _finite(values)

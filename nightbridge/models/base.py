@@ -3,6 +3,7 @@
 import hashlib
 import re
 from datetime import UTC, date, datetime
+from functools import lru_cache
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -54,6 +55,7 @@ def slug(text: str, limit: int = 40) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:limit].strip("-") or "test"
 
 
+@lru_cache(maxsize=4096)  # a verdict sorts hundreds of rows by their nights, several times
 def has_date(night: str) -> bool:
     """Whether a night's name begins with its date; one by hand may be named by a word."""
     return _DATED.match(night) is not None
