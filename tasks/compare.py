@@ -23,7 +23,7 @@ from nightbridge.models import RunRecord, RunSpec, Site, Verdict, night_order, u
 from nightbridge.models.series import series_id
 from nightbridge.nights.records import confirmation_cost, read_verdict
 from nightbridge.report.tables import markdown_table
-from nightbridge.slurm.attempts import NO_REQUEST, AttemptRequest, attempts_of, merged_options
+from nightbridge.slurm.attempts import NO_REQUEST, AttemptRequest, attempts_of
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.context import run_log, this_night
 from nightbridge.tasks.mirror import artifact_key, show_markdown
@@ -143,11 +143,11 @@ def nodes_of(verdict: Verdict, site: Site) -> str:
 
 
 def _without(run: RunSpec, nodes: Iterable[str]) -> RunSpec:
-    """The same run not on the given nodes, unless its test names its nodes itself."""
+    """The same run not on the given nodes, but for those that its test requires."""
     excluded = ",".join(sorted(nodes))
     if not excluded:
         return run
-    options = merged_options((*run.test.sbatch_args, f"--exclude={excluded}"))
+    options = (*run.test.sbatch_args, f"--exclude={excluded}")
     return run.model_copy(update={"test": run.test.model_copy(update={"sbatch_args": options})})
 
 

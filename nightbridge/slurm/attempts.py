@@ -275,23 +275,12 @@ def without_failed_nodes(plan: LaunchPlan, jobs: Sequence[Job], limits: ClusterL
     return plan.model_copy(update={"sbatch_args": (*plan.sbatch_args, f"--exclude={','.join(failed)}")})
 
 
-def merged_options(options: Sequence[str]) -> tuple[str, ...]:
-    """Options of sbatch, each once. Of one that is given twice sbatch takes the last; lists of nodes to exclude add up.
-
-    Nothing is excluded beside a list of nodes to run on: a node in both would be an error.
-    """
-    kept = [option for option in dict.fromkeys(options) if not option.startswith("--exclude=")]
-    excluded = [_listed(option.removeprefix("--exclude=")) for option in options if option.startswith("--exclude=")]
-    if excluded and not any(option.startswith(("--nodelist=", "-w")) for option in kept):
-        kept.append(f"--exclude={','.join(dict.fromkeys(excluded))}")
-    return tuple(kept)
-
-
 def fitting_options(options: Sequence[str], script: str) -> list[str]:
-    """Options for sbatch, with an `--exclude` that fits what they and the script's #SBATCH lines say of nodes.
+    """Options for sbatch, with one `--exclude` that fits what they and the script's #SBATCH lines say of nodes.
 
-    A node that is both required and excluded would be refused, and an option would replace the script's own list. So it
-    would with what the job waits for: all of that is one option. Of the options that nightbridge decides itself none is
+    Of an option that is given twice sbatch takes the last, and an option replaces the script's own: lists of nodes to
+    exclude are joined here, and so is what the job waits for. A node that is both required and excluded would be
+    refused. Of the options that nightbridge decides itself none is
     left; one with a value, the job's name, is overridden.
 
     Raises:
@@ -307,9 +296,9 @@ def fitting_options(options: Sequence[str], script: str) -> list[str]:
             subject=f"--{name}={given[name]}".removesuffix("="),
             advice=advice[:1].upper() + advice[1:],
         )
-    failed = [_listed(option.removeprefix("--exclude=")) for option in others if option.startswith("--exclude=")]
-    required = hostnames(_listed(given.get("nodelist", "")))
-    excluded = dict.fromkeys(hostnames(",".join([*failed, _listed(given.get("exclude", ""))])))
+    failed = [option.removeprefix("--exclude=") for option in others if option.startswith("--exclude=")]
+    required = hostnames(given.get("nodelist", ""))
+    excluded = dict.fromkeys(hostnames(",".join([*failed, given.get("exclude", "")])))
     fitting = [node for node in excluded if node not in required]
     return [*kept, f"--exclude={','.join(fitting)}"] if failed and fitting else kept
 
@@ -321,25 +310,8 @@ def _with_one_dependency(options: Sequence[str], script: str) -> list[str]:
         return others
     in_options = [_named_options([option])["dependency"] for option in options if option not in others]
     in_script = _named_options(_script_words(script)).get("dependency", "")
-    waits = list(dict.fromkeys(filter(None, (in_script, *in_options))))
-    if len(waits) > 1 and (either := next((wait for wait in waits if "?" in wait), "")):
-        raise LaunchRefused(
-            "sbatch cannot wait for any of several jobs, and for another one besides",
-            subject=f"--dependency={either}",
-            advice="Name one of these jobs, or separate them by commas",
-        )
+    waits = dict.fromkeys(filter(None, (in_script, *in_options)))
     return [*others, f"--dependency={','.join(waits)}"]
-
-
-def _listed(nodes: str) -> str:
-    """A list of nodes for sbatch, which may be a file of them: read here, for it cannot be joined with other nodes."""
-    if not nodes.startswith("/"):
-        return nodes
-    try:
-        lines = Path(nodes).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return nodes  # sbatch refuses it in its own words
-    return ",".join(filter(None, (line.partition("#")[0].strip() for line in lines)))
 
 
 def _is_own_switch(option: str) -> bool:

@@ -21,7 +21,7 @@ from nightbridge.slurm.attempt_files import (
     read_refusal,
     read_submission,
 )
-from nightbridge.slurm.attempts import merged_options
+from nightbridge.slurm.attempts import fitting_options
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.sbatch_shim import ATTEMPT_VARIABLE, find_submission, install_shim, launcher_base
 from nightbridge.slurm.warm_launchers import WARM_LAUNCHERS
@@ -77,7 +77,7 @@ def submit_attempt(
         return _job_of(context, submission)
     plan = plan.model_copy(update={"sbatch_args": (*plan.sbatch_args, *dependencies())})
     _check(plan, context, cluster)
-    options = merged_options((*_without_dependency(context.sbatch_options), *plan.sbatch_args))
+    options = tuple(dict.fromkeys((*_without_dependency(context.sbatch_options), *plan.sbatch_args)))
     if options != context.sbatch_options:  # where the shim finds them
         write_model(context.attempt_dir / ATTEMPT_FILE, context.model_copy(update={"sbatch_options": options}))
     if plan.batch_script is not None:
@@ -161,7 +161,7 @@ def _check(plan: LaunchPlan, context: AttemptContext, cluster: Cluster) -> None:
         *(f"--nodes={plan.nodes}", f"--ntasks-per-node={plan.tasks_per_node}"),
         *((f"--time={-(-seconds // 60)}",) if seconds is not None else ()),
         *context.cluster.options("partition", "account"),
-        *_without_dependency((*context.sbatch_options, *plan.sbatch_args)),
+        *fitting_options(tuple(_without_dependency((*context.sbatch_options, *plan.sbatch_args))), script=""),
     )
     refusal = cluster.test_only(context.name, options)
     if refusal is not None:

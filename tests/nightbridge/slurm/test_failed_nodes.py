@@ -6,7 +6,7 @@ import pytest
 
 from nightbridge.errors import LaunchRefused
 from nightbridge.models import ClusterLimits, Job, JobState, JobStatus, LaunchPlan, Outcome, utc_now
-from nightbridge.slurm.attempts import failed_nodes, fitting_options, merged_options, without_failed_nodes
+from nightbridge.slurm.attempts import failed_nodes, fitting_options, without_failed_nodes
 
 PLAN = LaunchPlan(
     run_key="r", attempt=2, attempt_dir=Path("/w/a2"), argv=("true",), cwd=Path("/w"), nodes=2, tasks_per_node=1,
@@ -49,15 +49,6 @@ def test_a_failed_node_is_excluded_where_enough_others_are_left() -> None:
     assert without_failed_nodes(PLAN, [job("node1")], too_few) == PLAN
 
 
-def test_lists_of_nodes_to_exclude_add_up_and_other_options_stay_as_they_are() -> None:
-    given = ("--exclude=a,b", "--qos=night", "--exclude=c", "--qos=night")
-    assert merged_options(given) == ("--qos=night", "--exclude=a,b,c")
-
-
-def test_nothing_is_excluded_from_a_list_of_nodes_to_run_on() -> None:
-    assert merged_options(("--nodelist=a,b", "--exclude=a")) == ("--nodelist=a,b",)
-
-
 SCRIPT = "#!/bin/bash\n#SBATCH --nodelist=node[7-8]\n#SBATCH --exclude=node3\ntrue\n"
 
 
@@ -72,23 +63,14 @@ SCRIPT = "#!/bin/bash\n#SBATCH --nodelist=node[7-8]\n#SBATCH --exclude=node3\ntr
         # An option would replace the script's own list.
         (["--exclude=node9"], "#!/bin/bash\n#SBATCH -x node[1-2]\n", ["--exclude=node9,node1,node2"]),
         (["--time=5"], SCRIPT, ["--time=5"]),
+        # Lists of nodes to exclude add up.
+        (["--exclude=a,b", "--qos=night", "--exclude=c"], "#!/bin/bash\n", ["--qos=night", "--exclude=a,b,c"]),
+        (["--nodelist=a,b", "--exclude=a"], "#!/bin/bash\n", ["--nodelist=a,b"]),
         (["--exclude=r[1-2]n[1-2]"], "#!/bin/bash\n", ["--exclude=r1n1,r1n2,r2n1,r2n2"]),
     ],
 )
 def test_excluded_nodes_fit_what_the_script_says_of_nodes(options: list[str], script: str, fitting: list[str]) -> None:
     assert fitting_options(options, script) == fitting
-
-
-def test_a_file_of_excluded_nodes_is_read_and_the_failed_ones_are_added(tmp_path: Path) -> None:
-    nodes = tmp_path / "nodes"
-    nodes.write_text("# bad memory\nnode[1-2]  # since Monday\n\nnode5\n")
-
-    merged = merged_options(["--time=5", f"--exclude={nodes}", "--exclude=node9"])
-
-    assert merged == ("--time=5", "--exclude=node[1-2],node5,node9")
-    assert fitting_options(merged, "#!/bin/bash\n") == ["--time=5", "--exclude=node1,node2,node5,node9"]
-    assert fitting_options(["--exclude=node9"], f"#!/bin/bash\n#SBATCH -w {nodes}\n") == ["--exclude=node9"]
-    assert merged_options(["--exclude=/no/such/file"]) == ("--exclude=/no/such/file",)
 
 
 @pytest.mark.parametrize(
@@ -112,11 +94,6 @@ def test_a_job_waits_for_what_its_user_and_its_scenario_name(
     options: list[str], script: str, fitting: list[str]
 ) -> None:
     assert fitting_options(options, script) == fitting
-
-
-def test_a_job_cannot_wait_for_any_of_several_and_for_another_one() -> None:
-    with pytest.raises(LaunchRefused, match=r"afterok:7\?afterok:8: sbatch cannot wait for any"):
-        fitting_options(["--dependency=afterok:7?afterok:8", "--dependency=afterany:9"], "#!/bin/bash\n")
 
 
 @pytest.mark.parametrize(
