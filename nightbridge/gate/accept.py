@@ -84,7 +84,6 @@ def accept(
     The decision holds from the first night of that level: the latest of the changes that began what is worse now and
     is not decided about (the earliest, for what is fixed), else the first of the bad nights that end with the run.
     What is fixed may have been acknowledged, and ends before the run where that is among the first good ones again.
-    The newest decision, made again, is returned as it is stored.
 
     Args:
         store: Where history and decisions are.
@@ -117,12 +116,6 @@ def accept(
     stored = read_decisions(store, cluster, series)
     if made := next((one for one in stored if one.when == when), None):
         return made
-    run_key = target if last_night else ""
-    asked = {"kind": kind, "run_key": run_key, "metrics": tuple(metrics), "until": until, "who": who, "why": why}
-    asked |= {} if run_key else {"night": rows[-1].night}
-    # Typed again, as after a store that was away before it answered: two of them would have to be withdrawn.
-    if stored and asked == stored[-1].model_dump(include=set(asked)):
-        return stored[-1]
     decisions = as_of(rows[-1].night, stored)
     found = trends(rows, decisions=decisions)
     if kind == "fixed":
@@ -134,7 +127,7 @@ def accept(
         cluster=cluster,
         series=series,
         test_id=rows[-1].test_id,
-        run_key=run_key,
+        run_key=target if last_night else "",
         metrics=tuple(metrics),
         since=since,
         night=last,

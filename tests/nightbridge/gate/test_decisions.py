@@ -573,23 +573,6 @@ def test_an_earlier_night_is_judged_by_what_was_before_it_whatever_level_was_acc
     assert (as_of(night(7), [made]), as_of(night(8), [made])) == ((), (made,))
 
 
-@pytest.mark.parametrize("named", ["run", "series"])
-def test_a_decision_that_is_typed_again_is_stored_once(store: DirectoryStore, nights: Nights, named: str) -> None:
-    """As after a store that was away before it answered; after another decision, or a withdrawal, it is a new one."""
-    nights.run(*[1.0] * 4, 1.08)
-    target = {"run": nights.keys[-1], "series": SERIES}[named]
-
-    def decide(kind: str, why: str = "new image") -> Decision:
-        return accept(store, target, checked_kind(kind), who="ann", why=why, cluster="dgx")
-
-    made = [decide("acknowledged"), decide("acknowledged"), decide("baseline"), decide("acknowledged")]
-    undo(store, list_decisions(store)[-1].id)
-    made += [decide("acknowledged", "another one"), decide("acknowledged", "another one")]
-
-    assert (made[1], made[5]) == (made[0], made[4])
-    assert [one.decision for one in list_decisions(store)] == [made[0], *made[2:5]]
-
-
 def test_withdrawing_again_finishes_and_changes_nothing(store: DirectoryStore, nights: Nights) -> None:
     nights.run(*[1.0] * 4, 1.08)
     accept(store, nights.keys[-1], "baseline", who="ann", why="new image")
