@@ -5,7 +5,7 @@ Dependencies: a run whose job waits for another one's needs that job's id first.
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from prefect.logging import get_run_logger
@@ -19,9 +19,6 @@ from nightbridge.slurm.attempt_files import newest_intent, note_waiting, read_at
 from nightbridge.slurm.attempts import (
     NotSubmittedYet,
     dependency_options,
-    is_end_expected,
-    lacked_a_dependency,
-    may_try_again,
     read_ended,
     record_ended,
     unrecorded_ends,
@@ -222,32 +219,3 @@ def submit_and_watch(run: RunSpec, plan: LaunchPlan, site: Site) -> Job:
         # One of them that failed while the slot was waited for needs a slot for its next attempt.
         with contextlib.suppress(NotSubmittedYet), job_slots(plan, site):
             return watch(submit(run, plan, site), plan, site)
-
-
-def needs_another_job(run: RunSpec, jobs: Sequence[Job], site: Site) -> bool:
-    """Whether a run whose jobs have ended is tried again.
-
-    Its newest job failed for the cluster's reasons; or it never started because one that it depends on did so, and
-    another attempt takes that one's place. Each of these not more often than the site allows.
-    """
-    return may_try_again(jobs, site.cluster) or (
-        0 < sum(map(lacked_a_dependency, jobs)) < site.cluster.max_attempts
-        and lacked_a_dependency(jobs[-1])
-        and _can_still_start(jobs[-1], run, site)
-    )
-
-
-def _can_still_start(job: Job, run: RunSpec, site: Site) -> bool:
-    """Whether what a job depended on may still end well; waits until the end of what failed has been recorded."""
-    night = this_night()
-    while True:
-        try:
-            dependency_options(run, site.workspace, night.may_submit)
-        except NotSubmittedYet:
-            return True
-        except LaunchRefused:
-            return False
-        if not is_end_expected(job, run, site.workspace, night.may_submit):
-            return True
-        raise_if_interrupted()
-        night.wait_for_a_run(_LOOK_AGAIN)
