@@ -105,7 +105,7 @@ class ImageCache(ImportFolders, SettingsBlock):
         "host", description="Where imports run: on the host of the flow, or through srun on a compute node."
     )
     credentials: Password = Field(
-        None, description="Lines machine HOST login USER password PASSWORD; the files of enroot and docker when empty."
+        None, description="Lines machine HOST login USER password PASSWORD; enroot's own file when empty."
     )
 
     def settings(self) -> ImageImport:

@@ -1,12 +1,11 @@
 """Image references, and what they mean now by the registry's own HTTP API (OCI distribution specification).
 
 Logins go to the registry and to the token server that it names, never through a redirect to a third host. They come
-from a secret of ours, which has the lines of netrc(5) and is handed on in memory alone, from enroot's `.credentials`,
-else from the files of docker and podman.
+from a secret of ours, which has the lines of netrc(5) and is handed on in memory alone, else from enroot's
+`.credentials`.
 """
 
 import base64
-import binascii
 import hashlib
 import http.client
 import json
@@ -356,7 +355,7 @@ def _classified(message: str, patterns: Sequence[ErrorPattern], reference: Image
 
 
 DOCKER_HUB = "registry-1.docker.io"
-_DOCKER_HUB_LOGINS = ("auth.docker.io", "docker.io", "https://index.docker.io/v1/")
+_DOCKER_HUB_LOGINS = ("auth.docker.io", "docker.io")
 
 LOGIN_ADVICE = (
     "Add a line `machine {registry} login {user} password PASSWORD` to $ENROOT_CONFIG_PATH/.credentials "
@@ -383,7 +382,7 @@ def find_login(registry: str, *, token_server: str = "", credentials: str = "") 
     hosts = [registry, registry.rpartition(":")[0], token_server]
     if registry == DOCKER_HUB:
         hosts += _DOCKER_HUB_LOGINS
-    for table in (_given_logins(credentials), _enroot_logins(), *map(_docker_logins, _docker_files())):
+    for table in (_given_logins(credentials), _enroot_logins()):
         for host in hosts:
             if host and (login := table.get(host)):
                 return login
@@ -418,28 +417,3 @@ def _enroot_logins() -> Mapping[str, Login]:
 def _read_netrc(path: Path, name: str) -> Mapping[str, Login]:
     # enroot lets its shell fill in a password that begins with a dollar sign.
     return {host: (user, os.path.expandvars(password)) for host, (user, password) in read_netrc(path, name).items()}
-
-
-def _docker_files() -> list[Path]:
-    variables = os.environ
-    named = variables.get("REGISTRY_AUTH_FILE")
-    if named:
-        return [Path(named)]
-    runtime = variables.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
-    docker = Path(variables.get("DOCKER_CONFIG") or Path.home() / ".docker")
-    return [Path(runtime) / "containers" / "auth.json", docker / "config.json"]
-
-
-def _docker_logins(path: Path) -> Mapping[str, Login]:
-    logins = {}
-    try:
-        entries = json.loads(path.read_bytes()).get("auths", {})
-        for host, entry in entries.items():
-            user, _, password = base64.b64decode(entry.get("auth", "")).decode().partition(":")
-            if user and password:
-                logins[host] = (user, password)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, AttributeError, binascii.Error):
-        raise PermanentError("cannot read these logins", subject=str(path), advice="Log in again") from None
-    return logins

@@ -177,4 +177,3 @@ def registry_without_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """The registry is asked without encryption, and this user has no login for it."""
     monkeypatch.setenv("ENROOT_ALLOW_HTTP", "y")
     monkeypatch.setenv("ENROOT_CONFIG_PATH", str(tmp_path / "config"))
-    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))

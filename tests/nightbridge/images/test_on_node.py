@@ -131,7 +131,6 @@ def private_image(tmp_path: Path, enroot: Any, monkeypatch: pytest.MonkeyPatch) 
     """An image behind a login, which the registry itself is asked about."""
     monkeypatch.setenv("ENROOT_ALLOW_HTTP", "y")
     monkeypatch.setenv("ENROOT_CONFIG_PATH", str(tmp_path / "nothing"))
-    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "nothing"))
     registry = start_private_registry(tmp_path / "private")
     registry.push(write_layout(tmp_path / "layout", demo_layers(), DEMO_CONFIG), "secret:1")
     yield f"{registry.host}/secret:1"

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import http.server
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,22 +99,12 @@ def write_netrc(folder: Path, host: str, user: str, password: str) -> None:
     (folder / ".credentials").write_text(f"machine {host} login {user} password {password}\n")
 
 
-def write_docker_login(path: Path, host: str, user: str, password: str) -> None:
-    packed = base64.b64encode(f"{user}:{password}".encode()).decode()
-    path.write_text(json.dumps({"auths": {host: {"auth": packed}}}))
-
-
-def test_the_login_of_enroot_or_of_docker_opens_a_private_registry(
-    private_registry: tuple[Registry, str], tmp_path: Path
-) -> None:
+def test_the_login_of_enroot_opens_a_private_registry(private_registry: tuple[Registry, str], tmp_path: Path) -> None:
     registry, digest = private_registry
     reference = parse_reference(f"{registry.host}/secret:1")
 
     with pytest.raises(PermanentError, match=r"requires a login\. Add a line"):
         registry_digest(reference)
-    write_docker_login(tmp_path / "auth.json", registry.host, USER, PASSWORD)
-    assert registry_digest(reference) == digest
-    (tmp_path / "auth.json").unlink()
     write_netrc(tmp_path / "config", "127.0.0.1", USER, PASSWORD)
     assert registry_digest(reference) == digest
 
@@ -144,8 +133,8 @@ def test_a_folder_of_enroot_that_cannot_be_looked_into_has_no_logins(monkeypatch
     assert find_login("quay.io") is None
 
 
-def test_docker_hub_is_found_under_the_name_that_docker_gives_it(tmp_path: Path) -> None:
-    write_docker_login(tmp_path / "auth.json", "https://index.docker.io/v1/", "me", "pass")
+def test_docker_hub_is_found_under_the_name_that_enroot_gives_it(tmp_path: Path) -> None:
+    write_netrc(tmp_path / "config", "auth.docker.io", "me", "pass")
 
     assert find_login(DOCKER_HUB) == ("me", "pass")
 
