@@ -11,7 +11,7 @@ from nightbridge.history.nightly_values import Night, good_runs_before, night_va
 from nightbridge.history.rows import HistoryRow, Pin
 from nightbridge.models import GOOD_VERDICTS, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME
-from nightbridge.numbers import format_count, format_percent, format_value
+from nightbridge.numbers import format_count, format_percent
 from nightbridge.report.charts import (
     LOSS_TAG,
     MAX_NIGHTS,
@@ -316,18 +316,11 @@ def _facts(verdict: Verdict, row: HistoryRow | None, runs: int) -> tuple[tuple[s
     if row:
         summary, (_fault, outcome) = row.summary, OUTCOMES[row.outcome]
         expected = f" of {summary.steps_expected}" if summary.steps_expected is not None else ""
-        window = f"steps {summary.steady_first_step} to {summary.steady_last_step}" if summary.steady_first_step else ""
-        spread = ""
-        if summary.step_time_p05 is not None and summary.step_time_p95 is not None:
-            spread = f"{format_value(summary.step_time_p05)} to {format_value(summary.step_time_p95, 's')}"
         facts += [
             ("Cluster", row.cluster),
             ("Attempt", str(row.attempt) if row.attempt > 1 else ""),
             ("Outcome", f"{outcome} ({row.outcome_reason})" if row.outcome_reason else outcome),
             ("Steps recorded", f"{summary.steps_done}{expected}"),
-            ("Steady window", window),
-            ("Step time, 5 % to 95 %", spread),
-            ("Measured from", summary.source if summary.source != "none" else "nothing"),
         ]
     facts.append(("GPU-hours", f"{verdict.gpu_hours:.2f}" if verdict.gpu_hours else ""))
     facts.append(("Confirmation", further_runs_of(verdict)))
