@@ -395,6 +395,8 @@ ATTRIBUTION_PLAN = AttributionPlan(
     since="2026-11-21",
     good_night="2026-11-20",
     bad_night="2026-11-21",
+    good_order="2026-11-20",
+    bad_order="2026-11-21",
     good="runs/good",
     bad="runs/bad",
     levels=Levels(good=1.0, bad=1.08, noise=0.005),

@@ -31,7 +31,7 @@ from nightbridge.gate.decisions import Decision
 from nightbridge.history.nightly_values import BROKEN, nights_of, rows_until
 from nightbridge.history.reading import find_series, read_history
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import Bump, NightId, RangeCommit, RunRecord, RunSpec, StoredModel, VerdictStatus, has_date
+from nightbridge.models import Bump, NightId, RangeCommit, RunRecord, RunSpec, StoredModel, VerdictStatus
 from nightbridge.nights.records import like_test
 from nightbridge.store.protocol import ObjectStore, read_stored
 
@@ -61,8 +61,8 @@ class AttributionPlan(Question, StoredModel):
     attribution_id: str
     good_night: str
     bad_night: str
-    good_order: str = Field("", description="What the good night sorts by; empty in an older plan.")
-    bad_order: str = Field("", description="What the bad night sorts by; empty in an older plan.")
+    good_order: str = Field(description="What the good night sorts by.")
+    bad_order: str = Field(description="What the bad night sorts by.")
     good: str = Field(description="Prefix of the last good run.")
     bad: str = Field(description="Prefix of the first bad run.")
     factors: tuple[Factor, ...]
@@ -77,10 +77,7 @@ class AttributionPlan(Question, StoredModel):
 
     def overlaps(self, good: str, bad: str) -> bool:
         """Whether the change that it is about may be one between two other nights, by what these sort by."""
-        own = ((self.good_order, self.good_night), (self.bad_order, self.bad_night))
-        # An older plan does not know when a night was that is named by a word.
-        before, after = (order or (night if has_date(night) else "") for order, night in own)
-        return before < bad and good < after
+        return self.good_order < bad and good < self.bad_order
 
     @property
     def axes(self) -> tuple[Axis, ...]:
