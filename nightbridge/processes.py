@@ -70,7 +70,6 @@ def run(
     cwd: Path | None = None,
     on_line: Callable[[str], None] | None = None,
     given: bytes = b"",
-    umask: int = -1,
     merged: bool = False,
     started: Process | None = None,
 ) -> Finished:
@@ -83,7 +82,6 @@ def run(
         cwd: Where it runs.
         on_line: Called in another thread with each line of its stderr as it comes.
         given: Its whole standard input.
-        umask: The permissions that its files do not get; ours when -1.
         merged: Whether its stdout joins its stderr, line by line.
         started: The process, where it is started otherwise; then the time limit alone is for this function.
 
@@ -102,7 +100,6 @@ def run(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if merged else subprocess.PIPE,
             start_new_session=True,
-            umask=umask,
         )
     except OSError as error:
         raise _not_started(error, argv, cwd) from error

@@ -17,7 +17,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
@@ -77,7 +77,7 @@ def check_out(
     with lease(folder.with_name(f"{folder.name}.lease")) as held:
         _remove_leftovers(folder)
         if folder.exists():
-            changes = find_changes(folder, commit, timeout=mirror.timeout, options=_HOLDER)
+            changes = find_changes(folder, commit, timeout=mirror.timeout)
             if changes:
                 log.warning("%s: modified since it was checked out, recreating it: %s", folder, "; ".join(changes[:5]))
                 held.ensure_held()
@@ -124,16 +124,7 @@ def find_lfs_pointers(folder: Path, *, timeout: float = 600.0) -> list[str]:
     return found
 
 
-_ONLOOKER = ("--no-optional-locks",)
-_HOLDER = ()
-"""Options of git for the holder of a checkout's lease alone: it notes in the index which files it has read.
-
-Of a file that was written in the second of the index, of which a checkout writes thousands, its time does not show
-whether it was modified afterwards. So git reads it, each time until then.
-"""
-
-
-def find_changes(folder: Path, commit: str, *, timeout: float = 600.0, options: Sequence[str] = _ONLOOKER) -> list[str]:
+def find_changes(folder: Path, commit: str, *, timeout: float = 600.0) -> list[str]:
     """The differences of a checkout from its commit, one line each; empty when there are none.
 
     Files that git ignores count too, because a launcher may read them. Python's bytecode caches do not: Python
@@ -143,7 +134,7 @@ def find_changes(folder: Path, commit: str, *, timeout: float = 600.0, options: 
         TransientError: git did not answer in time.
     """
     _, with_submodules, digest = folder.name.partition(WITH_SUBMODULES)
-    return _find_changes(folder, commit, bool(with_submodules), timeout, options, digest)
+    return _find_changes(folder, commit, bool(with_submodules), timeout, digest)
 
 
 def unfinished(repository: Path) -> list[Path]:
@@ -169,9 +160,7 @@ def find_replaced(folder: Path, since: datetime) -> list[str]:
     return [f"found modified at {time:%Y-%m-%d %H:%M:%S} UTC and recreated" for time in sorted(times) if time > since]
 
 
-def _find_changes(
-    folder: Path, commit: str, with_submodules: bool, timeout: float, options: Sequence[str], digest: str = ""
-) -> list[str]:
+def _find_changes(folder: Path, commit: str, with_submodules: bool, timeout: float, digest: str = "") -> list[str]:
     head = attempt("rev-parse", "HEAD", timeout=timeout, folder=folder)
     if head.code:
         return [f"not a complete git checkout: {head.tail}"]
@@ -186,11 +175,11 @@ def _find_changes(
     with ThreadPoolExecutor(max_workers=len(inner) + 1) as pool:
         found_inside = {
             # In this context: what it works for may be interrupted.
-            path: pool.submit(copy_context().run, _find_changes, folder / path, pin, True, timeout, options)
+            path: pool.submit(copy_context().run, _find_changes, folder / path, pin, True, timeout)
             for path, pin in inner.items()
         }
         status = attempt(
-            *options, "status", "--porcelain=v1", "-z", "--untracked-files=all", "--ignored=matching", "--no-renames",
+            "status", "--porcelain=v1", "-z", "--untracked-files=all", "--ignored=matching", "--no-renames",
             "--ignore-submodules=dirty",
             timeout=timeout, folder=folder,
         )  # fmt: skip
@@ -222,7 +211,7 @@ def _make(
         clone_with_submodules(mirror, commit, folder, workspace, moved)
     else:
         clone_at(mirror, commit, folder)
-    changes = find_changes(folder, commit, timeout=mirror.timeout, options=_HOLDER)
+    changes = find_changes(folder, commit, timeout=mirror.timeout)
     if changes:
         raise DamagedData(
             f"a fresh checkout differs from its commit: {'; '.join(changes[:5])}",

@@ -183,7 +183,7 @@ def git_version() -> str:
     return said
 
 
-def git(*arguments: str | Path, timeout: float, folder: Path | None = None, subject: str = "", umask: int = -1) -> str:
+def git(*arguments: str | Path, timeout: float, folder: Path | None = None, subject: str = "") -> str:
     """Run git and return its output without the last line end.
 
     Args:
@@ -191,14 +191,13 @@ def git(*arguments: str | Path, timeout: float, folder: Path | None = None, subj
         timeout: Longest time it may take, seconds.
         folder: The repository, bare or not; the current folder when unset.
         subject: What an error is about; the folder when empty.
-        umask: The permissions that files do not get; ours when -1.
 
     Raises:
         InvalidInput: No such ref or repository, or one that is a shallow clone.
         PermanentError: Credentials refused, disk full, and unknown failures of git.
         TransientError: Network, lock contention, time limit.
     """
-    finished = _run(arguments, timeout, folder, umask)
+    finished = _run(arguments, timeout, folder)
     if finished.code or _LEFT_OUT in finished.stderr:
         raise classify_failure(finished, subject or str(folder or ""), arguments)
     return finished.stdout.decode(errors="surrogateescape").rstrip("\n")
@@ -237,7 +236,7 @@ def attempt(*arguments: str | Path, timeout: float, folder: Path | None = None) 
     return finished
 
 
-def _run(arguments: Sequence[str | Path], timeout: float, folder: Path | None, umask: int = -1) -> Finished:
+def _run(arguments: Sequence[str | Path], timeout: float, folder: Path | None) -> Finished:
     argv: list[str | Path] = ["git"]
     for setting in (*_SETTINGS, *login_settings()):
         argv += ["-c", setting]
@@ -249,7 +248,7 @@ def _run(arguments: Sequence[str | Path], timeout: float, folder: Path | None, u
         argv += ["-C", folder]
         # A damaged repository must not be mistaken for the one that the workspace happens to lie in.
         variables["GIT_CEILING_DIRECTORIES"] = str(folder.absolute().parent)
-    return run([*argv, *arguments], environment=variables, timeout=timeout, umask=umask)
+    return run([*argv, *arguments], environment=variables, timeout=timeout)
 
 
 def classify_failure(finished: Finished, subject: str, arguments: Sequence[str | Path] = ()) -> NightbridgeError:

@@ -33,6 +33,7 @@ _BRANCHES_AND_TAGS = ("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
 _OTHER_REFS = "refs/nightbridge/fetched"
 _LOCK_PATIENCE_SECONDS = 3.0
 _COMMITS_SHOWN = 49
+_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 T = TypeVar("T")
 
@@ -276,29 +277,23 @@ def clone_at(mirror: Mirror, commit: str, folder: Path) -> None:
         # Under the mirror's lease: a fetch may pack its objects again while they are linked.
         git(
             "clone", "--quiet", "--local", "--no-checkout", "--template=",
-            "--config=gc.auto=0", "--config=core.logAllRefUpdates=false", mirror.path, folder,
+            "--config=gc.auto=0", mirror.path, folder,
             timeout=mirror.timeout,
         )  # fmt: skip
     git("config", "remote.origin.url", masked(mirror.url), timeout=mirror.timeout, folder=folder)
-    _make_folders(mirror, commit, folder)
-    # Written without the permission, not robbed of it later: that would change the times that git has noted of each
-    # file, and git would have to read all of them once more. (So no log of HEAD: its folder could not be written.)
-    umask = ~stat.S_IMODE(folder.stat().st_mode) & 0o777 | 0o222
     git(
         "checkout", "--quiet", "--detach", commit,
-        timeout=mirror.timeout, folder=folder, subject=f"{commit} of {mirror.url}", umask=umask,
+        timeout=mirror.timeout, folder=folder, subject=f"{commit} of {mirror.url}",
     )  # fmt: skip
+    _make_files_read_only(folder)
     # Older than all files: the first look for changes compares each of them with the commit, whatever filters did.
     os.utime(folder / ".git" / "index", (1, 1))
 
 
-def _make_folders(mirror: Mirror, commit: str, folder: Path) -> None:
-    """Make the folders of a commit, which git would make without the permission to write into them."""
-    listing = git(
-        "ls-tree", "-r", "-d", "-z", "--name-only", commit,
-        timeout=mirror.timeout, folder=folder, subject=f"{commit} of {mirror.url}",
-    )  # fmt: skip
-    for path in listing.split("\0"):
-        # What no honest commit has is left to git, which refuses it.
-        if path and not {"", ".", "..", ".git"} & set(path.lower().split("/")):
-            os.makedirs(os.path.join(folder, path), exist_ok=True)
+def _make_files_read_only(tree: Path) -> None:
+    for folder, folders, names in os.walk(tree):
+        if ".git" in folders:
+            folders.remove(".git")
+        for path in (Path(folder, name) for name in names):
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode & ~_WRITABLE)
