@@ -200,22 +200,9 @@ def _registry_image(
                 made.replace(path)
                 write_model(sidecar, record)
             log.info("imported %s: %d MB in %.0f s", reference, record.size >> 20, time.monotonic() - started)
-        try:
+        with suppress(PermissionError):  # another user's, in a folder that both share
             os.utime(sidecar)  # it is wanted now: what `prune` goes by
-        except PermissionError:  # another user's, in a folder that both share
-            _note(sidecar, record)
     return _image(str(reference), path, record)
-
-
-def _note(sidecar: Path, record: ImageRecord) -> None:
-    """Write a sidecar anew where that is possible; nothing depends on it.
-
-    In a sticky folder each file stays its owner's.
-    """
-    with suppress(OSError, NightbridgeError):
-        mode = sidecar.stat().st_mode & 0o777
-        write_model(sidecar, record)
-        sidecar.chmod(mode)  # this user's umask may be closer than that of the others
 
 
 def _check_import(path: Path, tool: str, reference: ImageReference) -> None:
@@ -266,7 +253,8 @@ def _valid_record(sidecar: Path, path: Path) -> ImageRecord | None:
         if sha256_of(path) != record.sha256:
             return None
         record = record.model_copy(update={"mtime_ns": status.st_mtime_ns})
-        _note(sidecar, record)
+        with suppress(OSError, NightbridgeError):  # another user's: it is read again by each run
+            write_model(sidecar, record)
     return record
 
 

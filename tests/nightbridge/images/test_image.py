@@ -188,21 +188,16 @@ def test_a_folder_of_images_outside_the_workspace_knows_who_uses_it(site: Site, 
     assert workspace_refs(site.images_dir) == set()
 
 
-@pytest.mark.parametrize("mode", [0o2777, 0o3777])
-def test_a_folder_of_images_is_shared_by_users(
-    site: Site, enroot: Any, tmp_path: Path, tiny_image: bytes, mode: int
-) -> None:
+def test_a_folder_of_images_is_shared_by_users(site: Site, enroot: Any, tmp_path: Path, tiny_image: bytes) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user; every other test runs without root here")
     images = tmp_path / "shared"
     images.mkdir()
-    images.chmod(mode)
+    images.chmod(0o2777)
     (tmp_path / "nemo.sqsh").write_bytes(tiny_image)
     first = pull_image(make_image_spec(NEMO), site.model_copy(update={"images": images}))
     pull_image(make_image_spec(str(tmp_path / "nemo.sqsh")), site.model_copy(update={"images": images}))
     (sidecar,) = images.glob("[!.]*.json")
-    os.utime(sidecar, (1, 1))
-    opened = sidecar.stat().st_mode & 0o777
     for parent in (tmp_path, *list(tmp_path.parents)[:3]):
         parent.chmod(parent.stat().st_mode | 0o011)
     theirs = Site(workspace=tmp_path / "theirs", images=images)
@@ -210,22 +205,16 @@ def test_a_folder_of_images_is_shared_by_users(
     os.chown(theirs.workspace, NOBODY, NOBODY)
 
     os.seteuid(NOBODY)
-    umask = os.umask(0o077)
     try:
         second = pull_image(make_image_spec(NEMO), theirs)
         local = pull_image(make_image_spec(str(tmp_path / "nemo.sqsh")), theirs)
     finally:
-        os.umask(umask)
         os.seteuid(0)
 
     assert second == first
     assert local.path == tmp_path / "nemo.sqsh"
-    # Who may not replace the file leaves its time as it is; `prune` keeps what a job uses in any case.
-    assert (sidecar.stat().st_mtime > 1) == (mode == 0o2777)
-    assert sidecar.stat().st_mode & 0o777 == opened
 
     sidecar.chmod(0o600)
-    os.chown(sidecar, 0, 0)
     os.seteuid(NOBODY)
     try:
         with pytest.raises(PermanentError, match=r"imported by another user and cannot be read.*chmod g\+r"):
