@@ -49,7 +49,6 @@ from nightbridge.slurm.attempt_files import (
     current_attempt,
     open_attempt,
     read_attempt,
-    read_cancellation,
     read_claim,
     read_intents,
     read_submission,
@@ -347,26 +346,6 @@ SLURM_TYPES: Mapping[str, str] = {
 satisfied leaves the job pending as DependencyNeverSatisfied, which ends the wait for it."""
 
 
-_NEVER_SATISFIED = "DependencyNeverSatisfied"
-"""Slurm's reason of a job that waits for the success of one that has failed, whoever ends that wait."""
-
-
-def lacked_a_dependency(job: Job) -> bool:
-    """Whether an ended job never started because one that it depends on had failed."""
-    cancellation = read_cancellation(job.attempt_dir)
-    said = (job.status.reason if job.status else "", cancellation.reason if cancellation else "")
-    return job.outcome is Outcome.NEVER_STARTED and any(_NEVER_SATISFIED in reason for reason in said)
-
-
-def is_end_expected(job: Job, run: RunSpec, workspace: Path, is_active: Callable[[str], bool]) -> bool:
-    """Whether a run that `run` depends on still has the job that it had when this one was submitted, unended.
-
-    Slurm knows of its end before the process that watches it has recorded it.
-    """
-    unrecorded = _unrecorded(run, workspace, is_active)
-    return any(other.is_watched and other.submission.submitted_at <= job.submitted_at for other in unrecorded)
-
-
 def unrecorded_ends(
     run: RunSpec, workspace: Path, is_active: Callable[[str], bool], cluster: Cluster
 ) -> tuple[int, ...]:
@@ -379,33 +358,21 @@ def unrecorded_ends(
         StatusUnknown: Slurm did not answer.
         LaunchRefused: A job that had to end well is over, and the run that it belongs to failed before it recorded how.
     """
-    unrecorded = list(_unrecorded(run, workspace, is_active))
-    known = cluster.states([each.submission.job_id for each in unrecorded])
-    over = [
-        each for each in unrecorded if (status := known.get(each.submission.job_id)) is None or status.state in TERMINAL
-    ]
-    for each in over:
-        if not each.is_watched:
-            _check_end(run, each.dependency, f"failed before it recorded how job {each.submission.job_id} ended")
-    return tuple(each.submission.job_id for each in over if each.is_watched)
-
-
-class _Unrecorded(NamedTuple):
-    """A job that a run depends on and whose end is not recorded."""
-
-    dependency: RunDependency
-    submission: Submission
-    is_watched: bool
-    """Whether the run that it belongs to is there to record it."""
-
-
-def _unrecorded(run: RunSpec, workspace: Path, is_active: Callable[[str], bool]) -> Iterator[_Unrecorded]:
+    over: list[int] = []
     for dependency, run_key in ((each, run_key) for each in run.after for run_key in each.run_keys):
         # Checked before the records are read: what is recorded in between is seen there.
         is_watched = is_active(run_key)
         submission, ended = _newest_job(run_key, workspace)
-        if ended is None and submission is not None:
-            yield _Unrecorded(dependency, submission, is_watched)
+        if submission is None or ended is not None:
+            continue
+        status = cluster.states([submission.job_id]).get(submission.job_id)
+        if status is not None and status.state not in TERMINAL:
+            continue
+        if is_watched:
+            over.append(submission.job_id)
+        else:
+            _check_end(run, dependency, f"failed before it recorded how job {submission.job_id} ended")
+    return tuple(over)
 
 
 class NotSubmittedYet(Exception):
@@ -440,7 +407,7 @@ def _jobs_to_wait_for(
         # Checked before the records are read: what is submitted in between is seen there.
         may_submit = is_active(run_key)
         submission, ended = _newest_job(run_key, workspace)
-        again = may_submit and ended and (ended.outcome is Outcome.INFRASTRUCTURE or lacked_a_dependency(ended))
+        again = may_submit and ended is not None and ended.outcome is Outcome.INFRASTRUCTURE
         if ended is not None and not again:
             _check_end(run, dependency, f"ended as {ended.outcome}", good=ended.outcome in GOOD_OUTCOMES)
         elif ended is None and submission is not None:
