@@ -40,12 +40,6 @@ RESUME_WITHIN = timedelta(hours=24)
 SUSPECT_LABEL = "nightbridge.suspected_at"
 """Label of a flow run that was found without a process, by its heartbeats: when, in seconds since 1970."""
 
-DOUBT_LABEL = "nightbridge.doubt"
-"""Label of a flow run of which something cannot be known: what the log has said of it."""
-
-LAST_CRASH_LABEL = "nightbridge.last_crash"
-"""Label of a flow run that crashed once too often: what the log has said of it."""
-
 _STARTED = [StateType.PENDING, StateType.RUNNING]
 _UNFINISHED = [kind for kind in StateType if kind not in TERMINAL_STATES]
 
@@ -89,7 +83,7 @@ def reaper(
     with get_client(sync_client=True) as client:
         crashed = _ended_of_late(client, StateType.CRASHED, patience)
         # A worker reports a crash twice, some seconds apart: the second report would end a flow run started in between.
-        for run in [each for each in crashed if not _lives(_sign_of(client, each), patience)]:
+        for run in [each for each in crashed if not _lives(_sign_of(each), patience)]:
             _end_children(client, run.id, Crashed(message="The flow run that started it crashed"))
             _resume(client, run)
         for run in _ended_of_late(client, StateType.CANCELLED, patience):
@@ -143,7 +137,7 @@ def _if_gone(client: SyncPrefectClient, run: FlowRun, patience: Patience) -> Gon
     now = datetime.now(UTC)
     assert run.state is not None  # it was found by its state
     age = (now - run.state.timestamp).total_seconds()
-    sign = _sign_of(client, run)
+    sign = _sign_of(run)
     if _lives(sign, patience):
         return None
     if sign and sign.silent_for < age:
@@ -166,20 +160,13 @@ def _lives(sign: LastSign | None, patience: Patience) -> bool:
     return sign is not None and sign.is_of_the_living(patience.silence)
 
 
-def _sign_of(client: SyncPrefectClient, run: FlowRun) -> LastSign | None:
+def _sign_of(run: FlowRun) -> LastSign | None:
     try:
         workspace = workspace_of(run)
         return last_sign(workspace, str(run.id)) if workspace else None
     except NightbridgeError as error:
-        _say_once(client, run, DOUBT_LABEL, f"its sign of life cannot be read: {error}")
+        get_run_logger().warning("%s (%s): its sign of life cannot be read: %s", run.name, run.id, error)
         return None
-
-
-def _say_once(client: SyncPrefectClient, run: FlowRun, label: str, what: str) -> None:
-    """Warn of a flow run, and not every five minutes again: once, until it is something else that the label notes."""
-    if run.labels.get(label) != what:
-        get_run_logger().warning("%s (%s): %s", run.name, run.id, what)
-        client.update_flow_run_labels(run.id, {label: what})
 
 
 def _has_heartbeat(client: SyncPrefectClient, run: FlowRun, now: datetime, seconds: float) -> bool:
@@ -223,7 +210,7 @@ def _finish_cancellation(client: SyncPrefectClient, run: FlowRun) -> None:
         if is_recorded(plan, max(starts, default=plan.start.begun_at)):
             return
     except NightbridgeError as error:
-        _say_once(client, run, DOUBT_LABEL, f"whether its jobs are cancelled is not known: {error}")
+        get_run_logger().warning("%s (%s): whether its jobs are cancelled is not known: %s", run.name, run.id, error)
         return
     assert run.state is not None  # it was found by its state
     get_run_logger().warning("%s (%s): it was cancelled, its jobs may live: cancelling them", run.name, run.id)
@@ -242,7 +229,7 @@ def _resume(client: SyncPrefectClient, run: FlowRun) -> None:
     # A person's resumption after a suspension has the same name.
     times = 1 + sum(after.name == RESUMING and before.is_crashed() for before, after in pairwise(states))
     if times > MAX_RESUMES:
-        _say_once(client, run, LAST_CRASH_LABEL, "crashed once more, and stays as it is")
+        get_run_logger().warning("%s (%s): crashed once more, and stays as it is", run.name, run.id)
         return
     message = f"Its process was gone; it is resumed, {times} of at most {MAX_RESUMES} times"
     client.set_flow_run_state(run.id, Scheduled(name=RESUMING, message=message))

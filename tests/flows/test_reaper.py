@@ -37,7 +37,6 @@ from prefect.states import (
     Suspended,
 )
 
-from nightbridge.errors import InvalidInput
 from nightbridge.files import write_model
 from nightbridge.flows.reaper import reaper
 from nightbridge.locking import this_process
@@ -296,43 +295,6 @@ def test_a_heartbeat_clears_a_suspicion(client: SyncPrefectClient, tmp_path: Pat
     reap()
 
     assert state_name(client, night) == "Running"
-
-
-def test_what_cannot_be_known_of_a_night_is_said_once_until_it_is_another_doubt(
-    client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def unknown(doubt: str, _run: FlowRun) -> Path:
-        raise InvalidInput(doubt, subject="site.toml")
-
-    night = made(client, tmp_path, Running())
-    for doubt in ("no such file", "no such file", "not valid TOML"):
-        monkeypatch.setattr("nightbridge.flows.reaper.workspace_of", partial(unknown, doubt))
-        reap(no_heartbeat=3600.0)
-
-    said = [message.partition("read: ")[2] for message in caplog.messages if str(night) in message]
-    assert said == ["site.toml: no such file", "site.toml: not valid TOML"]
-
-
-@pytest.mark.parametrize("doubts", [[], ["its sign of life cannot be read: site.toml: no such file"]])
-def test_that_a_night_crashed_once_too_often_is_said_once(
-    doubts: list[str],
-    client: SyncPrefectClient,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def unknown(_run: FlowRun) -> Path:
-        raise InvalidInput("no such file", subject="site.toml")
-
-    night = made(client, tmp_path, Running(), *(Crashed(), Scheduled(name="Resuming"), Running()) * 3, Crashed())
-    if doubts:
-        monkeypatch.setattr("nightbridge.flows.reaper.workspace_of", unknown)
-
-    for _ in range(3):
-        reap()
-
-    said = [message.partition("): ")[2] for message in caplog.messages if str(night) in message]
-    assert said == [*doubts, "crashed once more, and stays as it is"]
 
 
 def test_flow_runs_of_others_are_left_alone(client: SyncPrefectClient, tmp_path: Path) -> None:
