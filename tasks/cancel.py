@@ -22,7 +22,7 @@ from nightbridge.files import create_exclusively, open_workspace
 from nightbridge.models import NightReport, RunSpec, Site, Verdict, VerdictStatus
 from nightbridge.nights.records import NightPlan, read_end, read_start, record_end, record_start
 from nightbridge.processes import INTERRUPTED
-from nightbridge.slurm.attempts import attempts_of, cancel_jobs, read_ended
+from nightbridge.slurm.attempts import cancel_jobs
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.tasks.compare import stored_verdict
 from nightbridge.tasks.context import this_flow_run
@@ -88,9 +88,8 @@ def cancel_searches(flow_run: FlowRun, site: Site) -> None:
     notes = noted_searches(flow_run, site)
     own = [note for note in notes if not _is_taken_up(note)]
     names = [folder.name for note in own for folder in (site.workspace / "runs").glob(f"*-{note.name}-*")]
-    unfinished = [name for name in sorted(names) if not _is_over(name, site.workspace)]
     subject = ", ".join(note.name for note in notes) or f"searches of {flow_run.name}"
-    cancel_runs(subject, unfinished, site)
+    cancel_runs(subject, sorted(names), site)
     for note in notes:
         note.unlink(missing_ok=True)
 
@@ -104,14 +103,6 @@ def _is_taken_up(note: Path) -> bool:
     """Whether another flow run has begun to work on the search of a note later."""
     every = sorted((each.stat().st_mtime_ns, each) for each in note.parents[1].glob(f"*/{note.name}"))
     return bool(every) and every[-1][1] != note
-
-
-def _is_over(run_key: str, workspace: Path) -> bool:
-    """Whether every attempt of a run has its end on record; a record that cannot be read is none."""
-    try:
-        return all(read_ended(attempt.attempt_dir) for attempt in attempts_of(run_key, workspace))
-    except (DamagedData, OSError):
-        return False
 
 
 def cancel_night(plan: NightPlan) -> None:
