@@ -133,9 +133,13 @@ deploy: install
 # A worker gives up when twelve of its requests in a row have failed, and ends the flows that it runs. With Prefect's 5
 # further tries of each (2, 4, 8 ... s apart) that was after 22 minutes without the server, with 10 it is after hours. It
 # notices the server's return after at most as long as the server was away, and at most 17 minutes.
+#
+# Prefect's workers of all users of a host share one folder for temporary files, which the first of them makes.
+RUNNERS = $${TMPDIR:-/tmp}/runner_storage
 worker: export PREFECT_CLIENT_MAX_RETRIES ?= 10
 worker: export PREFECT_CLIENT_RETRY_EXTRA_CODES ?= 500,504
 worker: install
+	@mkdir -p "$(RUNNERS)" 2>/dev/null; chmod 1777 "$(RUNNERS)" 2>/dev/null; test -d "$(RUNNERS)" -a -w "$(RUNNERS)" || { echo "$(RUNNERS) is another user's, and Prefect's worker writes there: let its owner run chmod 1777 $(RUNNERS), or name another folder for temporary files: TMPDIR=... make worker" >&2; exit 1; }
 	$(BIN)/prefect worker start --pool nightbridge
 
 night: install

@@ -104,6 +104,28 @@ def test_all_that_the_project_asks_for_is_locked() -> None:
     assert [name for name in names if name not in locked] == []
 
 
+def test_users_of_one_host_share_the_folder_of_prefects_workers(tmp_path: Path) -> None:
+    (tmp_path / "prefect").write_text("#!/bin/sh\necho started\n")
+    (tmp_path / "prefect").chmod(0o755)
+
+    def worker(temporary: Path) -> subprocess.CompletedProcess[str]:
+        command = ["make", "--no-print-directory", "--assume-old=install", f"BIN={tmp_path}", "worker"]
+        environment = {**os.environ, "TMPDIR": str(temporary)}
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+    assert "started" in worker(tmp_path).stdout
+    assert (tmp_path / "runner_storage").stat().st_mode & 0o7777 == 0o1777
+
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "runner_storage").touch()  # as little use as another user's folder, which root could write to
+    refused = worker(taken)
+    assert refused.returncode != 0
+    assert "started" not in refused.stdout
+    assert f"{taken}/runner_storage is another user's" in refused.stderr
+    assert "TMPDIR=" in refused.stderr
+
+
 def test_clean_keeps_the_store_and_clean_all_asks(tmp_path: Path) -> None:
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
     kept = tmp_path / ".nightbridge" / "store" / "nights" / "2026-11-21"
