@@ -31,7 +31,7 @@ from nightbridge.attribution.result import (
     within_budget,
 )
 from nightbridge.blocks import site_of
-from nightbridge.errors import DamagedData, PermanentError
+from nightbridge.errors import PermanentError
 from nightbridge.flows.bisect import MAX_AT_ONCE, search
 from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
@@ -87,23 +87,15 @@ def attribute(test_id: str, request: AttributionRequest, site: Site) -> Attribut
         InvalidInput: The test has no history, nothing became worse, or nothing changed.
     """
     plan = plan_attribution(test_id, request, site)
-    found = earlier_result(plan, site)
-    if found and not found.notes:
+    if found := earlier_result(plan, site):
         get_run_logger().info("answered before: %s", sentence(found))
         return found
     note_search(plan.attribution_id, site)
     own = exchanged_site(site, plan.factors)
     with shared_night():
-        try:
-            bad = bad_run(plan, site)
-        except DamagedData:
-            if found is None:
-                raise
-            return found  # its range cannot be tried again
-        # A range that could not be searched is tried again: a registry may be open, or a repository whole by now.
-        again = found and found.model_copy(update={"plan": plan, "notes": (), "descents": ()})
+        bad = bad_run(plan, site)
         usual = patiently(partial(usual_cost, plan, site))
-        result = again or _exchange(plan, bad, own, request.at_once, usual)
+        result = _exchange(plan, bad, own, request.at_once, usual)
         return keep_answer(_descend(result, bad, own, request.at_once, usual), site)
 
 

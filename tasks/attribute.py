@@ -71,7 +71,7 @@ def find_plan(test_id: str, request: AttributionRequest, site: Site) -> Attribut
 def cost_of(test_id: str, request: AttributionRequest, site: Site) -> str:
     """What an attribution exchanges and will about cost, what is stored already taken off; said before it begins."""
     plan = find_plan(test_id, request, site)
-    if (found := earlier_result(plan, site)) and not found.notes:
+    if earlier_result(plan, site):
         return "answered before, nothing is run"
     # Both controls, one that shows the cause directly, and a bit for each doubling of the factors.
     ranges = ", as many again if it is a commit" if any(factor.is_range for factor in plan.factors) else ""
@@ -91,9 +91,12 @@ def usual_cost(plan: AttributionPlan, site: Site) -> float:
 
 
 def earlier_result(plan: AttributionPlan, site: Site) -> AttributionResult | None:
-    """What was found about the same change; None where that was not decided, or not as surely as the plan wants it."""
+    """What was found about the same change; None where that was not decided, or not as surely as the plan wants it.
+
+    Neither where a range could not be searched: a registry may be open, or a repository whole by now.
+    """
     found = load_result(store_of(site), plan)
-    if found is None or found.cause.kind == "undecided" or found.stopped:
+    if found is None or found.cause.kind == "undecided" or found.stopped or found.notes:
         return None
     return found if found.plan.policy.confidence >= plan.policy.confidence else None
 

@@ -2,67 +2,20 @@
 
 import html
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
 
 import pytest
-from prefect.logging import disable_run_logger
 
 from examples.practice.repositories import add_submodule, bump_submodule, commit_many
-from nightbridge.attribution.plan import AttributionRequest
-from nightbridge.attribution.result import AttributionResult, evaluate, sentence
-from nightbridge.errors import DamagedData
-from nightbridge.flows import attribute as module
+from nightbridge.attribution.result import AttributionResult, sentence
 from nightbridge.flows import nightly_regression
 from nightbridge.history.reading import find_series, read_history
-from nightbridge.models import Site, VerdictStatus
-from tests.builders import ATTRIBUTION_PLAN, exchange_runs, make_record
+from nightbridge.models import VerdictStatus
 from tests.flows.attributed_practice import SLOW, TEST, Practice
 
 pytestmark = [pytest.mark.launcher, pytest.mark.usefixtures("flows_here")]
-
-
-class OneAnswer:
-    """Stands for everything that an attribution asks of others, of which one answer is there already."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, known: AttributionResult) -> None:
-        self.exchanged: list[str] = []
-        replaced: dict[str, Callable[..., Any]] = {
-            "plan_attribution": lambda *_request: known.plan,
-            "earlier_result": lambda *_request: known,
-            "note_search": lambda *_search: None,
-            "keep_answer": lambda result, _site: result,
-            "bad_run": lambda *_plan: make_record(),
-            "usual_cost": lambda *_plan: 1.0,
-            "plan_descent": lambda *_group: None,
-            "_exchange": lambda plan, *_others: self.exchanged.append(plan.attribution_id),
-        }
-        for name, function in replaced.items():
-            monkeypatch.setattr(module, name, function)
-
-
-def test_a_range_that_could_not_be_listed_is_tried_again_and_nothing_is_exchanged_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = evaluate(ATTRIBUTION_PLAN, exchange_runs([1])).model_copy(update={"notes": ("the registry refused us",)})
-    asked = OneAnswer(monkeypatch, known)
-
-    with disable_run_logger():
-        result = module.attribute("t", AttributionRequest(), Site(workspace=tmp_path))
-
-    assert (result.cause, result.notes, asked.exchanged) == (known.cause, (), [])
-
-
-def test_what_is_known_is_the_answer_where_the_bad_run_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = evaluate(ATTRIBUTION_PLAN, exchange_runs([1])).model_copy(update={"notes": ("the registry refused us",)})
-    OneAnswer(monkeypatch, known)
-    monkeypatch.setattr(module, "bad_run", Mock(side_effect=DamagedData("the bad night's run is gone")))
-
-    with disable_run_logger():
-        assert module.attribute("t", AttributionRequest(), Site(workspace=tmp_path)) == known
 
 
 @dataclass(frozen=True)

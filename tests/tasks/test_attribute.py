@@ -17,7 +17,7 @@ from nightbridge.tasks.site import store_of
 from tests.builders import ATTRIBUTION_PLAN, exchange_runs, make_record, make_summary, make_verdict
 
 
-def test_an_answer_that_is_not_as_sure_as_requested_is_none(tmp_path: Path) -> None:
+def test_an_answer_that_is_not_as_sure_as_requested_or_lacks_a_range_is_none(tmp_path: Path) -> None:
     site = Site(workspace=tmp_path)
     answer = evaluate(ATTRIBUTION_PLAN, exchange_runs([1]))
     keep_result(store_of(site), answer)
@@ -25,6 +25,8 @@ def test_an_answer_that_is_not_as_sure_as_requested_is_none(tmp_path: Path) -> N
 
     assert earlier_result(ATTRIBUTION_PLAN, site) == answer
     assert earlier_result(ATTRIBUTION_PLAN.model_copy(update={"policy": surer}), site) is None
+    keep_result(store_of(site), answer.model_copy(update={"notes": ("the registry refused us",)}))
+    assert earlier_result(ATTRIBUTION_PLAN, site) is None
 
 
 @pytest.fixture
