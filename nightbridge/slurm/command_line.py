@@ -59,8 +59,6 @@ _NOT_CONFIGURED = re.compile(r"Could not establish a configuration source|[Uu]na
 _ALLOWED_ACCOUNTS = re.compile(r"\bAllowAccounts=(\S+)")
 # `limits` and `qos` imply it (slurm.conf(5)).
 _NEEDS_ASSOCIATION = re.compile(r"^AccountingStorageEnforce\s*=.*\b(associations|limits|qos|all)\b", re.MULTILINE)
-# sbatch would hand it on to the job: only that of 26.05 keeps it out.
-_NO_TOKEN = "SLURM_JWT is set, and not passed to Slurm's commands: they need munge or sackd on this host"
 _NO_CREDENTIAL = re.compile(r"Munge encode failed.*")
 _NO_SLURMDBD = re.compile(r"PersistInit|slurm_persist_conn_open|Problem talking to")
 _NO_ACCOUNTING = re.compile(r"accounting storage is disabled")
@@ -334,9 +332,9 @@ class CommandLineCluster:
                 subject=self.settings.name,
                 advice="Run this where Slurm's commands work, or set the cluster's slurm_conf",
             )
-        advice = _NO_TOKEN if "SLURM_JWT" in os.environ else ""
+        advice = ""
         if answer and (found := _NO_CREDENTIAL.search(answer.stderr)):
-            detail, advice = found[0], advice or CHECK_MUNGE
+            detail, advice = found[0], CHECK_MUNGE
         raise TransientError(f"{argv[0]} failed: {detail}", subject=self.settings.name, advice=advice)
 
     def _query(self, argv: Sequence[str]) -> Finished | None:

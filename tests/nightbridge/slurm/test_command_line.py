@@ -372,17 +372,6 @@ def test_a_controller_that_is_away_is_a_passing_trouble(fake: Callable[..., Comm
         fake(sinfo="echo 'slurm_load_partitions: Unable to contact slurm controller' >&2; exit 1").limits()
 
 
-def test_a_host_that_has_only_a_token_for_slurm_is_told_that_it_is_not_used(
-    fake: Callable[..., CommandLineCluster], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLURM_JWT", "a.b.c")
-    sinfo = """test -z "$SLURM_JWT" || exit 0
-        echo 'slurm_load_partitions: Protocol authentication error' >&2; exit 1"""
-
-    with pytest.raises(TransientError, match=r"Protocol authentication error.*SLURM_JWT is set, and not passed"):
-        fake(sinfo=sinfo).limits()
-
-
 def test_a_host_whose_munged_does_not_listen_is_told_so(fake: Callable[..., CommandLineCluster]) -> None:
     """What sinfo of 22.05 writes 50 seconds after it was called, where a munged that died has left its socket."""
     sinfo = """cat >&2 <<'END'
