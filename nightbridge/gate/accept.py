@@ -83,7 +83,7 @@ def accept(
 
     The decision holds from the first night of that level: the latest of the changes that began what is worse now and
     is not decided about (the earliest, for what is fixed), else the first of the bad nights that end with the run.
-    What is fixed may have been acknowledged, and ends before the run where that is among the first good ones again.
+    What is fixed is named by its last run; where it was acknowledged, by any since, and it ends where its level does.
 
     Args:
         store: Where history and decisions are.
@@ -204,18 +204,12 @@ def _fault(
 ) -> tuple[str, str]:
     """The first and the last night of what was repaired."""
     own = [row for row in rows if row.repeat == 0] or list(rows)
-    # On the first good nights after a fault its level is left, and is what was fixed.
-    is_over = own[-1].verdict in GOOD_VERDICTS
-    about = [trend for trend in found if not metrics or trend.metric in metrics]
-    begun = [change.night for trend in about if (change := trend.last_worse if is_over else trend.ongoing)]
+    begun = [trend.ongoing.night for trend in found if trend.ongoing and (not metrics or trend.metric in metrics)]
     forced = {one for name in metrics or METRIC_BY_NAME for one in in_force(decisions, name)}
     known = [one for one in decisions if one in forced and one.kind == "acknowledged" and not one.ended]
     if known and not begun and own[-1].verdict not in BAD:
         return known[-1].since, _last_acknowledged(known[-1], found) or own[-1].night
-    if begun or any(row.verdict in BAD for row in own[-2:]):
-        while any(row.verdict in BAD for row in own) and own[-1].verdict in GOOD_VERDICTS:
-            own.pop()
-    elif own[-1].verdict in GOOD_VERDICTS:
+    if own[-1].verdict in GOOD_VERDICTS:
         advice = "Name the last run that was worse"
         raise InvalidInput("nothing is worse at this run that could be fixed", subject=own[-1].run_key, advice=advice)
     return min([*begun, _streak(own, decisions)]), own[-1].night

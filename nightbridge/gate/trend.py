@@ -97,12 +97,10 @@ class Trend(Model):
 
         One that was repaired, or that is a baseline since, is no cause of what is worse tonight.
         """
-        return None if self.left else self.last_worse
-
-    @property
-    def last_worse(self) -> Change | None:
-        """The same, also where good nights have left that level since: then it was repaired."""
         from nightbridge.history.changepoints import DEFAULT_POLICY
+
+        if self.left:
+            return None
 
         metric = METRIC_BY_NAME[self.metric]
         decided = max((at for at, change in enumerate(self.changes) if change.decision), default=-1)
