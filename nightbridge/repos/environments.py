@@ -179,7 +179,7 @@ def make_environment(
     digest = hashlib.sha256(f"{base.name} {nemo_run.commit}".encode()).hexdigest()[:16]
     layer = envs_dir.absolute() / digest
     with lease(layer.with_name(f".{digest}.lease")) as held:
-        record = _read_record(layer) if _finds_base(layer) else None
+        record = _read_record(layer)
         if record is None:
             for leftover in layer.parent.glob(f".{digest}.*.tmp"):
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -217,8 +217,10 @@ def _make_layer(nemo_run: PinnedRepository, base: Path, folder: Path, digest: st
     git("clone", "--quiet", "--local", "--template=", nemo_run.path, source, timeout=INSTALL_TIMEOUT_SECONDS)
     _pip(base, "--no-index", "--no-deps", "--no-build-isolation", "--target", packages, source)
     shutil.rmtree(source)
-    # addsitedir also reads the base's own .pth files, which a plain line in a .pth file would not.
-    (packages / BASE_FILE).write_text(f"import site; site.addsitedir({str(site_packages(base))!r})\n")
+    # addsitedir also reads the base's own .pth files, which a plain line in a .pth file would not. The base is found
+    # from the layer: a workspace may be moved.
+    of_base = f"/../{site_packages(Path(base.name))}"
+    (packages / BASE_FILE).write_text(f"import site, sys; site.addsitedir(sys.prefix + {of_base!r})\n")
     project = next(iter(importlib.metadata.distributions(path=[str(packages)])), None)
     if project is None:
         raise PermanentError("it installs no package", subject=f"{nemo_run.url} at {nemo_run.commit[:12]}")
@@ -290,15 +292,6 @@ def _read_record(layer: Path) -> EnvironmentRecord | None:
         return EnvironmentRecord.model_validate_json((layer / RECORD_NAME).read_bytes())
     except (FileNotFoundError, ValueError):
         return None
-
-
-def _finds_base(layer: Path) -> bool:
-    """Whether the base is where the layer names it: it is not once the folder of environments has been moved."""
-    try:
-        named = (site_packages(layer) / BASE_FILE).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return False
-    return Path(named.partition("addsitedir(")[2].strip("')\n")).is_dir()
 
 
 def _sources(wheels: Path | None) -> list[str | Path]:

@@ -321,18 +321,19 @@ def test_a_half_made_layer_is_made_again(
     assert not half.exists()
 
 
-def test_in_a_workspace_that_was_moved_layers_are_made_again(
+def test_in_a_workspace_that_was_moved_layers_find_their_base(
     tmp_path: Path, envs: Path, lock: Path, run_checkout: Callable[[dict[str, str]], PinnedRepository]
 ) -> None:
     checkout = run_checkout(project_files("nemo_run", "0.12.0", nemo_run="import helper\nvalue = 1\n"))
     former, moved = tmp_path / "former", tmp_path / "moved"
     shutil.copytree(prepare_base(envs, lock=lock).resolve().parent, former, symlinks=True)
-    make_environment(checkout, former, lock=lock)
+    recorded = record_of(make_environment(checkout, former, lock=lock))
     former.rename(moved)
 
     made = make_environment(checkout, moved, lock=lock)
 
     assert made.python.is_relative_to(moved)
+    assert record_of(made) == recorded
     assert says(made, "import nemo_run; print(nemo_run.value)") == "1"
 
 
