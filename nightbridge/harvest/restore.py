@@ -1,13 +1,12 @@
 """A stored run, checked and restored: what `nightbridge verify` and `nightbridge fetch` do.
 
 Objects are read in ranges, several at once, and every part is checked against the manifest as it arrives: one pass,
-and what is lost on the way is requested again from where it broke off. A large file grows under a name of its own, with
-the digests of the parts it has behind its end, so that a fetch that was killed resumes with what is whole.
+and what is lost on the way is requested again from where it broke off. A large file grows under a name of its own, so
+that a fetch that was killed resumes with the parts of it that are whole.
 """
 
 import base64
 import contextlib
-import errno
 import fcntl
 import functools
 import hashlib
@@ -19,7 +18,6 @@ import shutil
 import stat
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,9 +49,6 @@ CHUNK = 1 << 20
 
 DIGEST = 32
 """Bytes of a SHA-256."""
-
-_WITHOUT_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
-"""What file systems answer that know no locks, such as Lustre mounted without `flock`."""
 
 _TEMPORARY = re.compile(r"\..*\.(part|tmp)", re.DOTALL)
 """Names of files that a fetch which was killed has left; nothing loads them."""
@@ -330,49 +325,35 @@ def _is_there(path: Path, file: StoredFile) -> bool:
 
 def _restore(reader: _Reader, pool: ThreadPoolExecutor, file: StoredFile, path: Path) -> None:
     parts = _parts(file)
-    partial = path.with_name(f".{_short(path.name)}.{file.sha256[:32]}.part")
-    with _opened_alone(partial) as (descriptor, partial):
+    # The name of its own may leave no room for more.
+    name = hashlib.sha256(os.fsencode(path.name)).hexdigest()
+    partial = path.with_name(f".{name[:32]}.{file.sha256[:32]}.part")
+    with _opened_alone(partial) as descriptor:
+        # A file of one part begins anew: to look for it costs a small file as much as its bytes.
+        is_begun = len(parts) > 1 and os.fstat(descriptor).st_size > 0
 
         def write(start: int, chunk: memoryview) -> None:
             while chunk:
                 written = os.pwrite(descriptor, chunk, start)
                 start, chunk = start + written, chunk[written:]
 
-        def kept(part: _Part) -> bytes:
-            digest = os.pread(descriptor, DIGEST, file.size + part.number * DIGEST)
-            whole = digest and part.sha256 in (None, digest) and digest == _digest_on_disk(descriptor, part)
-            return digest if whole else b""
-
         def restore(parts: Sequence[_Part]) -> list[bytes]:
-            digests = {part: kept(part) for part in parts}
-            for is_kept, adjacent in itertools.groupby(parts, key=lambda part: bool(digests[part])):
-                if is_kept:
-                    continue
-                missing = list(adjacent)
-                for part, digest in zip(missing, reader.read(missing, write), strict=True):
-                    os.pwrite(descriptor, digest, file.size + part.number * DIGEST)
-                    digests[part] = digest
-            return list(digests.values())
-
-        def restore_whole(parts: Sequence[_Part]) -> list[bytes]:
-            return list(reader.read(parts, write))
+            if not is_begun:
+                return list(reader.read(parts, write))
+            digests: list[bytes] = []
+            for is_whole, adjacent in itertools.groupby(parts, lambda part: _is_on_disk(descriptor, part)):
+                some = list(adjacent)
+                digests += [part.sha256 or b"" for part in some] if is_whole else reader.read(some, write)
+            return digests
 
         try:
-            # A file of one part begins anew: each call for its digest costs a small file as much as its bytes.
-            digests = _of_each_range(pool, restore if len(parts) > 1 else restore_whole, parts)
-            _check_digests(reader.subject, file, digests)
+            _check_digests(reader.subject, file, _of_each_range(pool, restore, parts))
         except BaseException as error:
             if isinstance(error, DamagedData) or len(parts) == 1:
                 partial.unlink()
             raise
         os.ftruncate(descriptor, file.size)
         partial.replace(path)
-
-
-def _short(name: str) -> str:
-    """A file's own name, or what stands for it where that leaves no room for more: a name has up to 255 bytes."""
-    encoded = os.fsencode(name)
-    return name if len(encoded) <= 100 else f"{name[:20]}.{hashlib.sha256(encoded).hexdigest()[:32]}"
 
 
 def _parts(file: StoredFile) -> list[_Part]:
@@ -413,38 +394,30 @@ def _of_each_range(
 
 
 @contextlib.contextmanager
-def _opened_alone(path: Path) -> Iterator[tuple[int, Path]]:
-    """Open what a file grows in, for this fetch alone: its descriptor, and where it is.
-
-    Without locks it has a name that no other fetch has, and none goes on with it.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    with contextlib.ExitStack() as ended:
-        descriptor = os.open(path, flags, 0o666)
-        ended.callback(os.close, descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            what, advice = "another fetch is restoring it", "Wait for its end"
-            raise TransientError(what, subject=str(path), advice=advice) from error
-        except OSError as error:
-            if error.errno not in _WITHOUT_LOCKS:
-                raise
-            if not os.fstat(descriptor).st_size:
-                path.unlink(missing_ok=True)
-            path = path.with_name(f".{uuid.uuid4().hex}.part")
-            descriptor = os.open(path, flags | os.O_EXCL, 0o666)
-            ended.callback(os.close, descriptor)
-            ended.callback(path.unlink, missing_ok=True)
-        yield descriptor, path
+def _opened_alone(path: Path) -> Iterator[int]:
+    """Open what a file grows in, for this fetch alone where the file system has locks: its descriptor."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        what, advice = "another fetch is restoring it", "Wait for its end"
+        raise TransientError(what, subject=str(path), advice=advice) from error
+    except OSError:
+        pass  # such as Lustre mounted without `flock`
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
-def _digest_on_disk(descriptor: int, part: _Part) -> bytes:
+def _is_on_disk(descriptor: int, part: _Part) -> bool:
+    """Whether an earlier fetch had a part; unknown where the manifest has no digest of it, and then it had not."""
     digest, at = hashlib.sha256(), part.start
-    while piece := os.pread(descriptor, min(CHUNK, part.end - at), at):
+    while part.sha256 and (piece := os.pread(descriptor, min(CHUNK, part.end - at), at)):
         digest.update(piece)
         at += len(piece)
-    return digest.digest() if at == part.end else b""
+    return digest.digest() == part.sha256
 
 
 def _verify(
