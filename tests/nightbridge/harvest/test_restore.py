@@ -258,7 +258,7 @@ def test_a_fetch_that_was_killed_goes_on_with_the_parts_it_had(
         command = [sys.executable, "-c", FETCHING, behind.model_dump_json(), prefix, str(tmp_path / "back")]
         with subprocess.Popen(command, cwd=ROOT) as process:
             (partial,) = wait_for(lambda: list((tmp_path / "back").glob(f"checkpoints/*/.{name}.*.part")))
-            wait_for(lambda: partial.stat().st_size >= 17 * MIB)
+            wait_for(lambda: partial.stat().st_size >= 2 * PART_SIZE)
             assert not over.is_set()
             process.kill()
         over.set()
