@@ -49,7 +49,9 @@ class Policy(Model):
 
     days: float = Field(30.0, ge=1, description="Remove what was unused for this many days.")
     keep: int = Field(20, ge=1, description="Keep at most this many of each kind, the newest.")
-    max_bytes: int | None = Field(None, ge=0, description="Images only: remove the oldest until the rest fits.")
+    max_gb: float | None = Field(
+        None, ge=0, description="Images only: remove the oldest until the rest fits, 1e9 bytes."
+    )
     run_days: float | None = Field(
         None, ge=1, description="Remove what runs wrote in the workspace, once stored and ended for this many days."
     )
@@ -114,7 +116,7 @@ def choose(candidates: Sequence[Removal], policy: Policy, used_by_jobs: str, *, 
         reasons = (
             (age > policy.days * DAY_SECONDS, f"unused for {age / DAY_SECONDS:.0f} days"),
             (index >= policy.keep, f"{policy.keep} newer ones are kept"),
-            (policy.max_bytes is not None and kept_bytes > policy.max_bytes, "the newer ones fill the allowed size"),
+            (policy.max_gb is not None and kept_bytes > policy.max_gb * 1e9, "the newer ones fill the allowed size"),
         )
         reason = next((text for holds, text in reasons if holds), None)
         if reason and age > NEVER_YOUNGER_THAN_SECONDS and candidate.path.name not in used_by_jobs:

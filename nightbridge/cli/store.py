@@ -1,7 +1,6 @@
 """Stored files and disk space: `events`, `verify`, `fetch` and `prune`."""
 
 import io
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -185,7 +184,7 @@ def prune(
     from nightbridge.prune import Policy, find_old, remove_old
 
     site = load_site(choice)
-    policy = Policy(days=days, keep=keep, max_bytes=_bytes_of(max_gb), run_days=run_days)
+    policy = Policy(days=days, keep=keep, max_gb=max_gb, run_days=run_days)
     old = find_old(site, policy, lambda: open_site_store(site))
     if yes:
         old = remove_old(site, old)
@@ -236,14 +235,6 @@ def _tag_lines(table: "pd.DataFrame") -> Iterator[str]:
         points = rows.sort_values("step")
         first, last, value = points["step"].iloc[0], points["step"].iloc[-1], points["value"].iloc[-1]
         yield f"{tag}\t{len(points)}\t{first}\t{last}\t{value:.6g}"
-
-
-def _bytes_of(gigabytes: float | None) -> int | None:
-    if gigabytes is None:
-        return None
-    if math.isinf(gigabytes):
-        raise InvalidInput("not a size", subject=f"--max-gb {gigabytes}", advice="Give gigabytes, or leave it out")
-    return int(gigabytes * 1e9)
 
 
 def _prune_store(site: "Site", limits: Mapping[str, float], yes: bool) -> "list[RunRemoval]":

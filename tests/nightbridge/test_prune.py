@@ -70,8 +70,8 @@ def test_more_than_are_kept_go_even_when_they_are_young() -> None:
 def test_the_oldest_go_until_the_rest_fits() -> None:
     found = [candidate("a", 2, 60), candidate("b", 3, 50), candidate("c", 4, 40)]
 
-    assert names(found, Policy(max_bytes=100)) == ["b"]
-    assert names(found, Policy(max_bytes=60)) == ["c", "b"]
+    assert names(found, Policy(max_gb=101e-9)) == ["b"]
+    assert names(found, Policy(max_gb=61e-9)) == ["c", "b"]
 
 
 def test_what_was_wanted_today_and_what_a_live_job_names_stays() -> None:
