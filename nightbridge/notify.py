@@ -187,24 +187,16 @@ def smtp_port(settings: NotifySettings) -> int:
 
 def _refused_mail(error: smtplib.SMTPException, where: str, password: str) -> NightbridgeError:
     """A 4xx answer is transient; so is a connection that breaks."""
-    codes = [code for code, _ in error.recipients.values()] if isinstance(error, smtplib.SMTPRecipientsRefused) else []
-    codes += [error.smtp_code] if isinstance(error, smtplib.SMTPResponseException) else []
-    transient = isinstance(error, smtplib.SMTPServerDisconnected) or any(400 <= code < 500 for code in codes)
-    kind = TransientError if transient else PermanentError
-    return kind(
-        f"the mail was not sent: {mask_text(_answer_of(error), [password])}",
+    answers = [(error.smtp_code, error.smtp_error)] if isinstance(error, smtplib.SMTPResponseException) else []
+    if isinstance(error, smtplib.SMTPRecipientsRefused):
+        answers = [(code, f"{who}: {_text(answer)}") for who, (code, answer) in error.recipients.items()]
+    transient = isinstance(error, smtplib.SMTPServerDisconnected) or any(400 <= code < 500 for code, _ in answers)
+    said = "; ".join(f"{code} {_text(answer)}" for code, answer in answers) or str(error)
+    return (TransientError if transient else PermanentError)(
+        f"the mail was not sent: {mask_text(said, [password])}",
         subject=where,
         advice="Check smtp_security, smtp_user, smtp_password, mail_from and mail_to in [notify]",
     )
-
-
-def _answer_of(error: smtplib.SMTPException) -> str:
-    """The mail server's answer."""
-    if isinstance(error, smtplib.SMTPRecipientsRefused):
-        return "; ".join(f"{who}: {code} {_text(answer)}" for who, (code, answer) in error.recipients.items())
-    if isinstance(error, smtplib.SMTPResponseException):
-        return f"{error.smtp_code} {_text(error.smtp_error)}"
-    return str(error)
 
 
 def _text(answer: bytes | str) -> str:
