@@ -73,11 +73,6 @@ def is_alive(workspace: Path, flow_run: str, *, silence: float = SILENCE_SECONDS
     return sign.is_of_the_living(silence) if sign else None
 
 
-def is_any_alive(workspace: Path) -> bool:
-    """Whether the process of any night or search in a workspace lives. Raises as `is_alive` does."""
-    return any(True for _ in living(workspace))
-
-
 def living(workspace: Path) -> Iterator[str]:
     """The flow runs of nights and searches in a workspace whose process lives. Raises as `is_alive` does."""
     signs = (path.stem for path in alive_path(workspace, "").parent.glob("*.alive"))

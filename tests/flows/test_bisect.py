@@ -21,7 +21,7 @@ from nightbridge.flows import bisect_regression, run_pipeline
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.reading import find_series, read_history
 from nightbridge.models import ClusterSettings, StoreSettings, VerdictStatus
-from nightbridge.nights.liveness import is_any_alive
+from nightbridge.nights.liveness import living
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.store.directory import DirectoryStore
 from tests.flows.practice_night import NIGHTBRIDGE, Entry, write_scenario, write_site
@@ -91,7 +91,7 @@ def _kill_with_a_point_done(command: Sequence[str | Path], environment: Mapping[
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "no point ended in time"
         time.sleep(0.05)
-    assert is_any_alive(workspace), "`logs -f` waits for the jobs of its runs"
+    assert list(living(workspace)), "`prune` leaves its runs alone"
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
