@@ -85,10 +85,6 @@ def _scontrol(root: Path, words: list[str]) -> int:
             pass
         case ["show", "hostnames"] if "SLURM_JOB_NODELIST" in os.environ:
             expression = os.environ["SLURM_JOB_NODELIST"]
-        case ["requeue", *_]:
-            raise InvalidInput(
-                "no requeue on the embedded cluster", subject="scontrol", advice="Submit another attempt"
-            )
         case _:
             raise _unknown_form("scontrol", words)
     print("\n".join(hostnames(expression)))

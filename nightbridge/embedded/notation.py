@@ -72,7 +72,6 @@ SRUN = OptionTable(
 )  # fmt: skip
 
 _DEPENDENCY = re.compile(r"(after|afterok|afterany)((?::\d+)+)")
-_ALWAYS_EXPORTED = re.compile(r"(?s)(SLURM_|NIGHTBRIDGE_LOCAL_).*|PATH|HOME|USER|SHELL")
 
 
 def parse_time(text: str) -> float | None:
@@ -115,25 +114,22 @@ def parse_dependencies(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def exported(environment: Mapping[str, str], export: str) -> dict[str, str]:
-    """What `--export` lets through: ALL, NONE, `ALL,NAME=value`, or a list of names. Slurm's own variables always."""
-    items = [item for item in export.split(",") if item]
-    everything = not items or "ALL" in items
-    kept = {name: value for name, value in environment.items() if everything or _ALWAYS_EXPORTED.fullmatch(name)}
-    for item in items:
-        name, equals, value = item.partition("=")
-        if equals:
-            kept[name] = value
-        elif name in environment:
-            kept[name] = environment[name]
-    return kept
+def check_export(options: Mapping[str, str], command: str) -> None:
+    """Check that jobs and steps are to get the whole environment.
+
+    Raises:
+        InvalidInput: `--export` names less or more of it.
+    """
+    if options.get("export", "ALL") != "ALL":
+        reason = "jobs and steps of the embedded cluster get the whole environment"
+        raise InvalidInput(f"--export={options['export']} is not possible here: {reason}", subject=command)
 
 
 # --- nodes, tasks and file names --------------------------------------------------------------------------------------
 
 _NAME = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
 _PIECE = re.compile(r"\[[^\]]*\]|[^\[\]]+")
-_PATTERN = re.compile(r"%(\d*)([%A-Za-z])")
+_PATTERN = re.compile(r"%([%A-Za-z])")
 
 
 def node_names(count: int) -> list[str]:
@@ -198,15 +194,10 @@ def farewell(what: str, state: str) -> bytes:
 
 
 def fill_pattern(pattern: str, values: Mapping[str, object]) -> str:
-    """Fill in a file name pattern (sbatch(1), "filename pattern"): `log-%x-%4t.out`; an unknown letter stays as it is.
+    """Fill in a file name pattern (sbatch(1), "filename pattern"): `log-%x-%j.out`; an unknown letter stays as it is.
 
     Args:
-        pattern: The name. `%4t` pads a number with zeros to four digits.
-        values: By letter: j job id, x job name, t task, n node, N node name, u user, s step...
+        pattern: The name.
+        values: By letter: j job id, x job name, u user, s step...
     """
-
-    def value(found: re.Match[str]) -> str:
-        text = str(values.get(found[2], "%" if found[2] == "%" else found[0]))
-        return text.zfill(int(found[1] or 0)) if text.isdigit() else text
-
-    return _PATTERN.sub(value, pattern)
+    return _PATTERN.sub(lambda found: "%" if found[1] == "%" else str(values.get(found[1], found[0])), pattern)

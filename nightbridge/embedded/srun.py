@@ -34,6 +34,7 @@ def main(arguments: list[str]) -> int:
         PermanentError: This is not inside a job.
     """
     options, argv = split_options(arguments, notation.SRUN)
+    notation.check_export(options, "srun")
     if not argv:
         raise InvalidInput("no command to run", subject="srun")
     job = read_job(Path(os.environ[JOB_VARIABLE])) if JOB_VARIABLE in os.environ else None
@@ -66,13 +67,12 @@ class _Step:
         self.nodes, self.tasks_by_node = nodes[: len(counts)], counts
         self.layout = notation.task_layout(counts)  # node and local number of every task
         self.directory = directory
-        self.environment = notation.exported(environment, options.get("export", ""))
+        self.environment = environment
         self.kill_on_bad_exit = options.get("kill-on-bad-exit", "0") not in {"0", "no"}
         self.wait = float(wait)
         self.kill_wait = read_config(job.root).kill_wait
-        self.files: dict[str, int] = {}
-        self.errors: set[int] = set()  # where the tasks' errors go
-        self.pipes: list[tuple[int, int, bytes]] = []  # from a task, to a file, with a label
+        self.error = 2  # where the tasks' errors go
+        self.pipes: list[tuple[int, int]] = []  # from a task, to a file
         self.running: dict[int, int] = {}  # pid -> task
         self.sessions: set[int] = set()  # of all tasks, ended ones too
         self.codes: list[int] = []
@@ -122,11 +122,14 @@ class _Step:
 
     def _start_tasks(self) -> None:
         null = os.open(os.devnull, os.O_RDONLY)
+        to_output = self.options.get("output")
+        # Without --error, errors go where the output goes (srun(1)).
+        to_error = self.options.get("error", to_output)
+        output = self._open(to_output, 1)
+        self.error = output if to_error is not None and to_error == to_output else self._open(to_error, 2)
         for task in range(len(self.layout)):
-            output, error = self._open("output", task, 1), self._open("error", task, 2)
-            self.errors.add(error)
-            stdout = self._new_pipe(output, task)
-            stderr = stdout if output == error else self._new_pipe(error, task)
+            stdout = self._new_pipe(output)
+            stderr = stdout if output == self.error else self._new_pipe(self.error)
             streams = (0 if len(self.layout) == 1 else null, stdout, stderr)
             pid = process_tree.start_session(self.argv, self.task_environment(task), self.directory, streams)
             for descriptor in {stdout, stderr}:
@@ -134,37 +137,31 @@ class _Step:
             self.running[pid] = task
             self.sessions.add(pid)
 
-    def _open(self, option: str, task: int, standard: int) -> int:
-        """The file that an option names for a task, shared by all tasks that name it; srun's own output without."""
-        # Without --error, errors go where the output goes (srun(1)).
-        pattern = self.options.get(option, self.options.get("output"))
-        if pattern in (None, "all"):
+    def _open(self, pattern: str | None, standard: int) -> int:
+        """The file that an option names, which all tasks share; srun's own output without."""
+        if pattern is None:
             return standard
-        node, request = self.layout[task][0], self.job.request
-        letters = {"A": self.job.job_id, "j": self.job.job_id, "J": self.name, "s": self.number, "t": task, "n": node}
-        letters |= {"N": self.nodes[node], "u": request.user, "x": request.name}
-        name = os.devnull if pattern == "none" else notation.fill_pattern(pattern, letters)
-        if name not in self.files:
-            mode = 0 if self.options.get("open-mode", "truncate").startswith("a") else os.O_TRUNC
-            try:
-                self.files[name] = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | mode, 0o666)
-            except OSError as error:
-                raise PermanentError(f"cannot open output file: {error.strerror}", subject=name) from error
-        return self.files[name]
+        request = self.job.request
+        letters = {"A": self.job.job_id, "j": self.job.job_id, "J": self.name, "s": self.number}
+        name = notation.fill_pattern(pattern, letters | {"u": request.user, "x": request.name})
+        try:
+            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o666)
+        except OSError as error:
+            raise PermanentError(f"cannot open output file: {error.strerror}", subject=name) from error
 
-    def _new_pipe(self, target: int, task: int) -> int:
+    def _new_pipe(self, target: int) -> int:
         reading, writing = os.pipe()
-        self.pipes.append((reading, target, f"{task}: ".encode() if "label" in self.options else b""))
+        self.pipes.append((reading, target))
         return writing
 
-    def _copy_output(self, reading: int, target: int, label: bytes) -> None:
+    def _copy_output(self, reading: int, target: int) -> None:
         """Copy a task's output in whole lines. A target that fails is reported once; the task must not block."""
         writable = True
         with open(reading, "rb") as pipe:
             for line in iter(lambda: pipe.readline(_LONGEST_LINE), b""):
                 try:
                     if writable:
-                        self._write(target, label + line)
+                        self._write(target, line)
                 except OSError as error:
                     writable = False
                     self._say(f"srun: error: cannot write the output of a task: {error.strerror}\n")
@@ -209,13 +206,12 @@ class _Step:
                 process_tree.signal_group(pid, number)
 
     def _begin_end(self) -> None:
-        """Start the clock, and leave in the tasks' logs the line that Slurm leaves there."""
+        """Start the clock, and leave in the tasks' log the line that Slurm leaves there."""
         self.kill_at = time.monotonic() + self.kill_wait
         ending = self.job.folder / "ending"
         line = notation.farewell(f"STEP {self.name} ON {self.nodes[0]}", ending.read_text() if ending.exists() else "")
-        for target in self.errors:
-            with contextlib.suppress(OSError):
-                self._write(target, line)
+        with contextlib.suppress(OSError):
+            self._write(self.error, line)
 
     def _watch_clock(self) -> None:
         now = time.monotonic()

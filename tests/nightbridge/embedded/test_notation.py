@@ -5,7 +5,6 @@ import pytest
 from nightbridge.embedded.notation import (
     EMBEDDED_SBATCH,
     SRUN,
-    exported,
     fill_pattern,
     hostnames,
     node_expression,
@@ -93,14 +92,6 @@ def test_dependencies() -> None:
             parse_dependencies(wrong)
 
 
-def test_export_none_keeps_slurms_variables() -> None:
-    environment = {"SLURM_JOB_ID": "1", "HOME": "/h", "SECRET": "s", "A": "1"}
-
-    assert exported(environment, "NONE") == {"SLURM_JOB_ID": "1", "HOME": "/h"}
-    assert exported(environment, "A,B=2") == {"SLURM_JOB_ID": "1", "HOME": "/h", "A": "1", "B": "2"}
-    assert exported(environment, "") == environment
-
-
 @pytest.mark.parametrize(
     ("expression", "names"),
     [
@@ -132,6 +123,4 @@ def test_tasks_of_nodes_contract() -> None:
 
 
 def test_file_name_patterns() -> None:
-    values = {"j": 12, "x": "run", "t": 3}
-
-    assert fill_pattern("log-%x_%j_%4t%%_%Q.out", values) == "log-run_12_0003%_%Q.out"
+    assert fill_pattern("log-%x_%j%%_%Q.out", {"j": 12, "x": "run"}) == "log-run_12%_%Q.out"
