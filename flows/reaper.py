@@ -192,7 +192,7 @@ def _finish_cancellation(client: SyncPrefectClient, run: FlowRun) -> None:
     A suspended night has no process, so Prefect runs no hook when it is cancelled. Of any other, the hook may have
     left open whether a job lives on: Slurm did not answer it, or sbatch was under way.
     """
-    if run.start_time is None:
+    if run.run_count == 0:  # Prefect gives it a time of its start all the same
         return  # it never ran, as most reapers after a day without a worker
     # Here, and not every five minutes: the flow of a night is half a second of imports, and hardly ever needed.
     from nightbridge.flows.nightly import cancel_hook, nightly

@@ -345,6 +345,18 @@ def test_no_night_is_overlooked_behind_as_many_flow_runs_as_the_server_returns_a
     assert {state_name(client, night) for night in (*crashed, *dead)} == {"Resuming"}
 
 
+def test_what_was_cancelled_before_it_ran_has_no_jobs_to_look_for(
+    client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[UUID] = []
+    monkeypatch.setattr("nightbridge.flows.reaper.plan_of", lambda run: looked_at.append(run.id))
+    never, begun = made(client, tmp_path, Cancelled()), made(client, tmp_path, Running(), Cancelled())
+
+    reap()
+
+    assert (never in looked_at, begun in looked_at) == (False, True)
+
+
 def test_nights_of_two_deployments_and_two_workers_run_one_after_another(
     server: PrefectServer, client: SyncPrefectClient, tmp_path: Path
 ) -> None:
