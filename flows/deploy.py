@@ -432,6 +432,8 @@ _ENDS = {StateType.CRASHED: "crashed", StateType.FAILED: "failed", StateType.CAN
 
 def _in_words(state: State[Any]) -> str:
     """`AwaitingRetry` as `awaiting retry`."""
+    if state.name == "Late":
+        return "late: no worker is there (make worker), or another night of its cluster has its turn"
     return re.sub(r"\B(?=[A-Z])", " ", state.name or state.type.value).lower()
 
 

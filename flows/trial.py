@@ -88,9 +88,8 @@ def run_of(file: str, test_id: str | None) -> RunSpec:
         raise InvalidInput("no test of it can run", subject=file, violations=violations)
     if len(runs) != 1 or (test_id is None and scenario.invalid):
         named = f"{test_id} has" if test_id else "holds"
-        raise InvalidInput(
-            f"{named} {len(runs) or 'no'} runs, not one", subject=file, advice="Name a test without a sweep"
-        )
+        advice = f"Name one of its tests, and none that is a sweep: {', '.join(scenario.test_ids)}"
+        raise InvalidInput(f"{named} {len(runs) or 'no'} runs, not one", subject=file, advice=advice)
     return runs[0]
 
 

@@ -22,6 +22,7 @@ from nightbridge.attribution.result import AttributionResult
 from nightbridge.bisect.result import BisectResult
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.flows import nightly_regression, run_pipeline
+from nightbridge.flows.trial import run_of
 from nightbridge.gate.trial import Change, Trial
 from nightbridge.goldens.parity import Parity
 from nightbridge.models import NightReport, SweepResult, Verdict
@@ -145,6 +146,17 @@ def test_a_scenario_in_which_nothing_can_run_tells_every_violation(folder: Path,
         True,
     ]
     assert not (folder / ".nightbridge").exists()
+
+
+@pytest.mark.parametrize(("test_id", "told"), [(None, "holds 2 runs"), ("three", "three has no runs")])
+def test_a_trial_of_a_file_with_several_tests_names_them(folder: Path, test_id: str | None, told: str) -> None:
+    write_test("one")
+    write_test("two")
+
+    with pytest.raises(
+        InvalidInput, match=rf"{told}, not one\. Name one of its tests, and none that is a sweep: one, two"
+    ):
+        run_of(str(write_scenario("one", "two")), test_id)
 
 
 @pytest.mark.parametrize("num_gpus", [2, 0])
