@@ -20,7 +20,7 @@ from prefect.client.schemas.objects import State, StateType, WorkPool, WorkQueue
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-from prefect.states import Cancelled, Crashed, Failed, Pending, Running, Suspended
+from prefect.states import Cancelled, Crashed, Failed, Late, Pending, Running, Suspended
 
 from nightbridge.errors import InvalidInput
 from nightbridge.flows.deploy import Request, deploy, main, start_night
@@ -440,6 +440,17 @@ def test_a_night_asked_for_twice_is_one_flow_run(
     assert len({flow_run_in(printed) for printed in [*at_once, later, by_make]}) == 1
     assert at_once[0].startswith(f"night {night}: flow run ")
     assert later.endswith(", still scheduled")
+
+
+def test_a_night_that_nothing_has_begun_says_what_it_waits_for(client: SyncPrefectClient) -> None:
+    night = new_night()
+    flow_run = flow_run_in(start_night(night))
+    client.set_flow_run_state(flow_run, Late(), force=True)
+
+    assert start_night(night) == (
+        f"night {night}: flow run {flow_run}, still late: no worker is there (make worker), or another night of its "
+        "cluster has its turn"
+    )
 
 
 @pytest.mark.parametrize(
