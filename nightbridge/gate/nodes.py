@@ -93,9 +93,9 @@ def suspects_among(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The nodes that may explain why tonight is suspicious, and the reasons.
 
-    A node is suspect when the history says that it is slow, when only the worse of tonight's runs had it, and when
-    nothing that is pinned has changed since the last good night (`unchanged_since`): then the code cannot be why. None
-    is named where the history knows too few other nodes to run on.
+    A node is suspect when the history says that it is slow, and when nothing that is pinned has changed since the last
+    good night (`unchanged_since`): then the code cannot be why. None is named where the history knows too few other
+    nodes to run on.
     """
     metric = METRIC_BY_NAME["step_time"]
     tonights = node_names(tonight.own.nodes)
@@ -105,10 +105,6 @@ def suspects_among(
         for effect in slow
     ]
     suspects = {effect.node for effect in slow}
-    split = _only_in_worse(tonight, metric)
-    if split:
-        suspects |= set(split)
-        reasons.append(f"only the slow runs of this night had {', '.join(split)}")
     if unchanged_since and not suspects:
         suspects |= set(tonights)
         reasons.append(
@@ -174,21 +170,6 @@ def place_pairs(
     slow = tuple(sorted(set.intersection(*(nodes for nodes, _value in tried)) - fine))
     reason = f"{' or '.join(slow)} is slow: {metric.label} {least:+.1%} with both points, and not on other nodes"
     return Placement(reruns, slow=slow, reason=reason if slow else "")
-
-
-def _only_in_worse(tonight: Night, metric: Metric) -> tuple[str, ...]:
-    """Nodes that all of tonight's slower half had and none of the others, where the runs differ by much."""
-    runs = [(run, value) for run in tonight.runs if (value := run_value(run, metric)) is not None]
-    if len(runs) < 2:
-        return ()
-    values = [value for _run, value in runs]
-    middle = (min(values) + max(values)) / 2
-    if max(values) / min(values) - 1 < 2 * MIN_EFFECT:
-        return ()
-    worse = [set(node_names(run.nodes)) for run, value in runs if value > middle]
-    better = [set(node_names(run.nodes)) for run, value in runs if value <= middle]
-    fine = {node for nodes in better for node in nodes}
-    return tuple(sorted(set.intersection(*worse) - fine))
 
 
 def _around(known: Sequence[tuple[tuple[str, ...], float]], index: int, near: int = 5) -> float:
