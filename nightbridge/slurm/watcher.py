@@ -59,8 +59,6 @@ class Graces(NamedTuple):
     """Without any report of a job, after which it is lost, as when slurmctld lost its state: squeue and sacct both
     answer, and neither has a live job or an end of it, now and half as long ago. A slurmdbd that was away gets from
     slurmctld only some time after its return what it has missed."""
-    patience: float = 7 * 86_400.0
-    """Without any report of a job, from Slurm or its script, after which watching it is given up."""
 
 
 DEFAULT_GRACES = Graces()
@@ -80,7 +78,6 @@ class _Watched:
         self.depended_at = _depends_since(job)
         """When it was last seen to wait for another job's end; it may have done so until it was watched."""
         self.changed_at = now
-        self.reported_at = now
         self.ended_at: float | None = None
         self.exit_code: int | None = None
         self.exit_code_at: float | None = None
@@ -100,7 +97,6 @@ class _Watched:
         if self.status is None or (status.state, status.reason) != (self.status.state, self.status.reason):
             self.changed_at = now
         self.status = status
-        self.reported_at = now
         if status.state in WAITING:
             with contextlib.suppress(OSError):  # the file system is away
                 self.outdated = exit_code_written_at(self.job.attempt_dir)
@@ -186,7 +182,7 @@ class Watcher:
             on_wait: Called in this thread about once a second, until the job has ended.
 
         Raises:
-            StatusUnknown: The watcher was stopped, or no source reported the job for longer than its patience.
+            StatusUnknown: The watcher was stopped.
             NightbridgeError: The cluster refused the first query for good. One that has answered before is tried again.
         """
         ended = self._follow_one(job, on_change, on_wait)
@@ -220,7 +216,6 @@ class Watcher:
                     if watched.error is not None:
                         raise watched.error
                     status, ended = watched.status, self._end_of(watched)
-                    self._check_patience(watched)
                 if status is not None and (status.state, status.reason, status.queue_position) != reported:
                     reported = (status.state, status.reason, status.queue_position)
                     if on_change is not None:
@@ -431,14 +426,6 @@ class Watcher:
         state = JobState.FAILED if code else JobState.COMPLETED
         status = _without_slurm(watched, state, BY_EXIT_FILE, exit_code=code, signal=0)
         return watched.job.model_copy(update={"status": status, "exit_file_code": code})
-
-    def _check_patience(self, watched: _Watched) -> None:
-        if time.monotonic() - watched.reported_at > self._graces.patience and watched.exit_code is None:
-            raise StatusUnknown(
-                f"neither Slurm nor the job has reported anything since {watched.silent_since}",
-                subject=f"{watched.job.name} (job {watched.job.job_id})",
-                advice="Contact the site; the job's folder is kept",
-            )
 
 
 def _key_of(job: Job) -> _Key:

@@ -93,7 +93,7 @@ def stub() -> StubCluster:
 
 @pytest.fixture
 def watcher(stub: StubCluster) -> Iterator[Watcher]:
-    watcher = Watcher(stub, Graces(silent=0.3, detail=0.2, hopeless=3, lost=2, patience=12))
+    watcher = Watcher(stub, Graces(silent=0.3, detail=0.2, hopeless=3, lost=2))
     yield watcher
     watcher.stop()
 
@@ -612,13 +612,6 @@ def test_a_cluster_that_was_reached_once_and_cannot_be_asked_now_ends_no_job(
     stub.say(1, JobState.COMPLETED, exit_code=0)
 
     assert end.result(timeout=20).status is not None
-
-
-def test_patience_has_an_end(stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path) -> None:
-    stub.complete = False
-
-    with pytest.raises(StatusUnknown, match="neither Slurm nor the job has reported"):
-        following(make_job(tmp_path)).result(timeout=60)
 
 
 def test_stopping_lets_the_followers_go(
