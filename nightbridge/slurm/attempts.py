@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from nightbridge.embedded.notation import hostnames
-from nightbridge.errors import DamagedData, InvalidInput, LaunchRefused, NightbridgeError, StatusUnknown
+from nightbridge.errors import InvalidInput, LaunchRefused, NightbridgeError, StatusUnknown
 from nightbridge.files import read_model, write_model
 from nightbridge.models import (
     ClusterLimits,
@@ -49,11 +49,8 @@ from nightbridge.slurm.attempt_files import (
     current_attempt,
     open_attempt,
     read_attempt,
-    read_claim,
     read_intents,
-    read_submission,
 )
-from nightbridge.slurm.factory import cluster_of
 from nightbridge.slurm.protocol import Cluster, Lookup
 from nightbridge.slurm.states import TERMINAL, live_jobs
 from nightbridge.store.transfers import in_parallel
@@ -131,33 +128,14 @@ NO_REQUEST = AttemptRequest()
 def choose_attempt(request: AttemptRequest, run: RunSpec, site: Site) -> AttemptContext:
     """Return the attempt to work on, opened and recorded.
 
-    While the newest attempt has not ended it is that one, whatever was requested: one job is enough. Only one that
-    cannot be continued is left behind.
+    While the newest attempt has not ended it is that one, whatever was requested: one job is enough.
     """
     newest = current_attempt(site.workspace, run.run_key, site.cluster)
     if request.is_open_for(newest):
         return next_attempt(run, site, after=newest.attempt)
     if request.is_later_than(newest) and read_ended(newest.attempt_dir) is None:
-        if _is_lost(newest, cluster_of(site)):
-            return next_attempt(run, site, after=newest.attempt)
         log.info("%s is still running, resuming it; cancel it to start a new attempt", newest.name)
     return newest
-
-
-def _is_lost(attempt: AttemptContext, cluster: Cluster) -> bool:
-    """Whether the record of an attempt's job is damaged, or gone with what tells where its output is, and the job over.
-
-    Where Slurm does not answer, the job may live.
-    """
-    try:
-        damaged = False
-        if read_submission(attempt.attempt_dir) or read_intents(attempt.attempt_dir):
-            return False
-    except DamagedData:
-        damaged = True
-    lookup = cluster.find(attempt.name)
-    over = lookup.complete and all(job.state in TERMINAL for job in lookup.jobs)
-    return over and (damaged or bool(lookup.jobs) or read_claim(attempt.attempt_dir) is not None)
 
 
 def next_attempt(run: RunSpec, site: Site, *, after: int) -> AttemptContext:

@@ -270,7 +270,7 @@ def _record_found(context: AttemptContext, job_id: int, submitted_at: datetime) 
             f"Slurm has job {job_id} of the name {context.name}, and no record here says what it runs",
             subject=str(context.attempt_dir),
             advice="If another workspace of yours runs this night, give one of them another night id; else cancel the "
-            "job, or let it end, and open a new attempt",
+            "job, or let it end, and give this night another id",
         )
     script, folder = intent.launcher_script, intent.experiment_dir
     return _record(context, job_id, script, folder, submitted_at=submitted_at, found=True)

@@ -297,26 +297,6 @@ def test_cancelling_a_run_ends_its_live_jobs_and_no_others(site: Site, cluster: 
     wait_for_end(cluster, other)
 
 
-@pytest.mark.parametrize("requested", [NEW, AFTER_FAILURE])
-@pytest.mark.parametrize("record", [None, '{"job_id": 12'], ids=["gone", "damaged"])
-def test_an_attempt_that_nobody_can_go_on_with_is_left_for_a_new_one_once_its_job_is_over(
-    site: Site, cluster: LocalCluster, requested: AttemptRequest, record: str | None
-) -> None:
-    first = next_attempt(RUN, site, after=0)
-    if record is not None:
-        (first.attempt_dir / "submission.json").write_text(record)
-    job_id = start(cluster, first, "sleep 300")
-    wait_for_state(cluster, job_id, "RUNNING")
-    assert choose_attempt(requested, RUN, site) == first
-
-    cluster.cancel(job_id)
-    wait_for_end(cluster, job_id)
-
-    assert choose_attempt(NO_REQUEST, RUN, site) == first
-    assert choose_attempt(requested, RUN, site).attempt == 2
-    assert choose_attempt(requested, RUN, site).attempt == 2
-
-
 def test_a_job_that_every_source_has_forgotten_is_known_by_its_claim(site: Site, cluster: LocalCluster) -> None:
     attempt = next_attempt(RUN, site, after=0)
     declare_intent(attempt.attempt_dir, site.workspace / "job.sh", site.workspace / "exp", after=0)
@@ -343,20 +323,3 @@ def test_the_job_of_another_workspace_is_not_taken_for_the_own_one(
 
     assert len(cluster.find(attempt.name).jobs) == 1
     assert read_submission(attempt.attempt_dir) is None
-
-
-def test_an_attempt_that_only_a_claim_is_left_of_is_left_for_a_new_one(site: Site, cluster: LocalCluster) -> None:
-    first = next_attempt(RUN, site, after=0)
-    (first.attempt_dir / "claim").write_text("4711 0 node1.99\n")
-
-    with pytest.raises(DamagedData):
-        find_submission(first, cluster)
-    assert choose_attempt(NEW, RUN, site).attempt == 2
-
-
-def test_an_attempt_whose_job_is_over_and_known_is_gone_on_with(site: Site, cluster: LocalCluster) -> None:
-    first = next_attempt(RUN, site, after=0)
-    declare_intent(first.attempt_dir, first.attempt_dir / "train_sbatch.sh", first.attempt_dir, after=0)
-    wait_for_end(cluster, start(cluster, first, "true"))
-
-    assert choose_attempt(NEW, RUN, site) == first
