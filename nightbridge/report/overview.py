@@ -158,11 +158,12 @@ def index_html(store: ObjectStore, disk: Sequence[str] = (), limit: int = INDEX_
     open_nights = _open_nights(newest[:OVERVIEW_NIGHTS])
     decided = _open_decisions(store, nights[-1] if nights else "")
     count = format_count(len(tests), "test")
-    headline, tone = f"All of {count} are well", "good"
+    headline, tone = "No test needs attention", "good"
     if calls:
-        headline, tone = f"{len(calls)} of {count} need attention", "bad"
+        verb = "needs" if len(calls) == 1 else "need"
+        headline, tone = f"{len(calls)} of {count} {verb} attention", "bad"
     elif open_nights:
-        headline, tone = f"All of {count} were well; not every night has ended", "warn"
+        headline, tone = "No test needed attention; not every night has ended", "warn"
     return render_page(
         "index.html.j2",
         headline=headline,

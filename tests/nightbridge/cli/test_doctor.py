@@ -201,7 +201,7 @@ def test_the_command_prints_a_line_for_each_and_exits_with_4_when_one_is_bad(
     document = json.loads(capsys.readouterr().out)
 
     assert good == 0
-    assert summary == f"all {len(SUBJECTS)} are well"
+    assert summary == f"all {len(SUBJECTS)} checks passed"
     assert "no site named: this is the embedded cluster" in said.err
     assert [line[2:24].strip() for line in lines] == SUBJECTS
     assert bad == 4

@@ -101,16 +101,16 @@ def test_a_night_that_has_not_ended_is_said_and_not_all_is_well(store: Directory
 
     page = index_html(store)
 
-    assert headline_of(page) == "All of 2 tests were well; not every night has ended"
+    assert headline_of(page) == "No test needed attention; not every night has ended"
     assert "Night 2026-11-21 of one has not ended" in page
 
     end_night(store, "one", tonight)
 
-    assert headline_of(index_html(store)) == "All of 2 tests are well"
+    assert headline_of(index_html(store)) == "No test needs attention"
 
 
 def test_a_night_that_never_ended_is_over_once_a_later_one_has(store: DirectoryStore) -> None:
     begin_night(store, "one", verdict_of("llama", "2026-11-20", PASSED))
     end_night(store, "one", verdict_of("llama", "2026-11-21", PASSED))
 
-    assert headline_of(index_html(store)) == "All of 1 test are well"
+    assert headline_of(index_html(store)) == "No test needs attention"

@@ -943,7 +943,7 @@ def test_the_index_shows_every_test_by_nights_those_that_need_somebody_first(sto
 
     page = Page(index_html(store, ("7 GB are free",), limit=3))
 
-    assert "1 of 2 tests need attention" in page.text
+    assert "1 of 2 tests needs attention" in page.text
     assert page.text.index("zzz ◆ regressed") < page.text.index("aaa ✓ passed")
     assert "15.0 GPU-hours, 3.0 of them confirmation; 0.0 GB went to the store 7 GB are free" in page.text
     assert page.text.count(" 7.5 0.00") == 2
