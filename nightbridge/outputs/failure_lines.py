@@ -111,10 +111,6 @@ SOUNDS_SO = re.compile(
     r"|lost|mismatch|preempted|evicted)\b(?! ?[=:] ?[\d.])(?!.*\{$)"
     r"|\b[A-Z]\w*(?:Error|Exception): \S| WARN |(?:^|: |\[)[EF]\d{0,4} [a-zA-Z\d]"
 )
-_EXPLAINS = re.compile(r"\b(?:may|might|likely|usually|appears? to|[Ii]t looks like)\b")
-"""What supposes a reason, or explains what was said above."""
-_QUOTES_EXCEPTION = re.compile(r"\w(?:Error|Exception): \S")
-"""What makes a line that only informs worth naming."""
 SOUNDS, WORDED, ENDED, _WARNED, BEFORE_PROGRESS, _ENDED_LAST = range(0, 12, 2)
 """That a process ended comes below; then a warning, what training went on after, and how Slurm reports a task's end."""
 OUTLIVABLE, OUTLIVED = {SOUNDS, WORDED}, 1
@@ -150,7 +146,6 @@ _RANK = re.compile(
     + r"(?:\[rank(\d+)\]:|\[?(\d+)\]?: |.{0,40}\[(?:\d+,)?(\d+)\]<std|.{0,80}[\[(][^\]]{0,60}\b[Rr]ank[ =:]?(\d+)\b)"
 )
 EXITED = re.compile(r"srun: error: ([\w.-]+): tasks? ([\d,-]+): (?!Terminated)")
-EXITED_UNDER_MPI = re.compile(r"noticed that process rank (\d+) with PID \d+ on node ([\w.-]+) exited")
 _CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*")
 """How Slurm tells that somebody cancelled the job. That of a step follows every end."""
 _BY_LAUNCHER = re.compile(r"srun: (?!error: |fatal: )|srun: error: \S+: tasks? \S+: | ON \S+ CANCELLED AT ")
@@ -203,8 +198,6 @@ ROOT_FIELD = re.compile(r"^\s+(rank|host)\s*: (\S+)")
 """What stands below it in torchrun's summary."""
 PROGRESS = re.compile(r" iteration +\d+/ *\d+ \|")
 """Training that continues, as Megatron-Bridge prints it."""
-BAR = re.compile(r"(?<!\d)(\d{1,12})(/\d{1,12}) \[\d+:\d\d")
-"""tqdm's progress bar, which is drawn once more when a process ends."""
 FOUND_NAN = re.compile(r"Rank (\d+): found .* node: ([\w.-]+)")
 """How Megatron-LM ends where a gradient or a loss is no number."""
 FLAKY_MARKERS = (
@@ -263,9 +256,7 @@ def rank_of_possible(line: str) -> int | None:
     """How well a line with one of the words says why a run died; None for one that does not say anything."""
     sounds_so = SOUNDS_SO.search(line)
     if INFORMS.search(line):
-        return _WARNED if _QUOTES_EXCEPTION.search(line) else None
-    if _EXPLAINS.search(line):
-        return WORDED if sounds_so else None
+        return None
     if (is_harmless(line) or REMARKS.search(line)) and not ("errno" in line and not OF_ANOTHER.search(line)):
         return _WARNED if sounds_so else _WARNED + 1
     if _CANCELLED.search(line):

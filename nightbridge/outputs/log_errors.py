@@ -47,8 +47,6 @@ class ErrorFinder:
         self._is_the_same = False
         """Whether the process that raised the exception above raised the one below, too."""
         self._ended_for_all = self._exception = self._led_to = self._after = ""
-        self._bars: dict[str, int] = {}
-        """Where each progress bar was when it was first drawn after the line that was found."""
         self._rank = self._node = self._noticed_by = self._previous = self._heading = self._statement = ""
 
     def see(self, line: str) -> None:
@@ -89,8 +87,6 @@ class ErrorFinder:
     def _see_words(self, line: str, *, is_exception: bool) -> None:
         """Take in a line that may say why a run died, by its words."""
         self._is_aside |= lines.ASIDE.search(line) is not None
-        if exited := lines.EXITED_UNDER_MPI.search(line):
-            self._note_where(*exited.groups())
         # An exception that speaks of another process is a consequence: what it said of that one may stand below.
         is_consequence = is_exception and lines.OF_ANOTHER.search(line)
         if lines.KNOWN_CAUSE.search(line) and not (
@@ -105,10 +101,9 @@ class ErrorFinder:
         best = self._best_kind()
         if not best and not self._possible:
             return
-        if lines.PROGRESS.search(line) or self._bar_moved(line):
+        if lines.PROGRESS.search(line):
             self._possible = {lines.BEFORE_PROGRESS: self._found[best] if best else self._possible[min(self._possible)]}
             self._found.clear()
-            self._bars.clear()
             self._is_over = self._in_doubt = self._was_killed_for_memory = False
             self._ended_for_all = self._led_to = self._after = ""
             self._went_on = self._others_went_on = self._is_uncaught = self._is_consequence_uncaught = False
@@ -119,13 +114,6 @@ class ErrorFinder:
         elif not best and "NCCL INFO" not in line and lines.INFORMS.search(line):
             for rank in lines.OUTLIVABLE & self._possible.keys():
                 self._possible[rank + lines.OUTLIVED] = self._possible.pop(rank)
-
-    def _bar_moved(self, line: str) -> bool:
-        """Whether a progress bar is farther than where it was first drawn after the line that was found."""
-        if not (bar := lines.BAR.search(line)):
-            return False
-        name = line[: bar.start()].partition("%")[0].rstrip(" 0123456789") + bar[2]
-        return self._bars.setdefault(name, int(bar[1])) < int(bar[1])
 
     def _wants(self, line: str) -> bool:
         """Whether a line that only sounds like a failure can be better than what was found."""
@@ -163,7 +151,6 @@ class ErrorFinder:
             self._possible.setdefault(lines.SOUNDS, self._found.pop(kind))
         if kind not in self._found and not self._says_more(kind):
             self._found[kind] = text
-            self._bars.clear()
             self._note_where(lines.rank_of(line))
 
     def _says_more(self, kind: Kind) -> bool:
@@ -247,7 +234,6 @@ class ErrorFinder:
         if not self._found.get(kind, "").startswith(line):  # another rank's, which may have a line less
             self._found[kind] = lines.cut(f"{self._heading} {line}".strip() if is_consequence else line)
         self._exception = self._found[kind]
-        self._bars.clear()
         if named := lines.FOUND_NAN.search(line):
             self._note_where(*named.groups())
         self._announced = self._found, kind, not lines.ANNOUNCES.search(line)
