@@ -242,9 +242,9 @@ def _point_row(point: SweepPoint, is_best: bool) -> SweepRow:
 
 
 def _skipped_row(part: SkippedPart) -> SweepRow:
-    where = format_point(part.point) or "all"
+    where = format_point(part.point)
     return SweepRow(
-        point=where if part.points == 1 else f"{where}, first of {part.points:,} points",
+        point=f"{where}, first of {part.points:,} points" if where and part.points > 1 else where or "all",
         verdict=SKIPPED,
         value="–",
         reward="–",
