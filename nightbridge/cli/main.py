@@ -172,7 +172,9 @@ def _ending(error: BaseException) -> tuple[str, int]:
         message = format_message().rstrip(".")
         if unknown := re.match(r"No such command '([^']*)'", message):
             return f"{unknown[0]}. {_command_meant(unknown[1])}See nightbridge --help.", EXIT_INVALID
-        return f"{message}. See nightbridge --help." if message else "no command given", EXIT_INVALID
+        context = getattr(error, "ctx", None)
+        command = f"nightbridge {context.info_name}" if context and context.parent else "nightbridge"
+        return f"{message}. See {command} --help." if message else "no command given", EXIT_INVALID
     return f"internal error: {type(error).__name__}: {error}", EXIT_INTERNAL
 
 

@@ -27,6 +27,23 @@ def test_h_is_short_for_help(nightbridge: Program, command: tuple[str, ...]) -> 
     assert nightbridge(*command, "-h") == nightbridge(*command, "--help")
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("logs",), "Missing argument 'RUN'. See nightbridge logs --help."),
+        (("ls", "--limits", "2"), "See nightbridge ls --help."),
+        ((), "Missing command. See nightbridge --help."),
+    ],
+)
+def test_a_wrong_command_line_is_answered_with_the_help_that_explains_it(
+    nightbridge: Program, command: tuple[str, ...], told: str
+) -> None:
+    code, _, said = nightbridge(*command)
+
+    assert code == 2
+    assert told in said
+
+
 def test_a_shell_completes_commands_and_their_options() -> None:
     def completions(words: str, index: int) -> list[str]:
         request = {"_NIGHTBRIDGE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(index)}
