@@ -51,6 +51,11 @@ def _shown(sizes: Mapping[str, int]) -> str:
     return " * ".join(f"{field} {size}" for field, size in sizes.items())
 
 
+def _evaluated(factors: str, product: int) -> str:
+    """`tp 2 * pp 4 = 8`; a single factor as it is."""
+    return f"{factors} = {product}" if " * " in factors else factors
+
+
 @rule("gpus-divide", _PARALLEL_STATE, cmd_args("num_gpus tp pp cp"))
 def _gpus_divide(run: RuleContext) -> Iterator[str]:
     """Every GPU belongs to exactly one model-parallel group, so the groups must fill the GPUs."""
@@ -59,7 +64,7 @@ def _gpus_divide(run: RuleContext) -> Iterator[str]:
     if run.gpus > 0 and run.gpus % product:
         near = sorted({max(run.gpus // product, 1) * product, (run.gpus // product + 1) * product})
         yield (
-            f"num_gpus {run.gpus} is not a multiple of {_shown(sizes)} = {product}; "
+            f"num_gpus {run.gpus} is not a multiple of {_evaluated(_shown(sizes), product)}; "
             f"use {' or '.join(map(str, near))} GPUs, or other sizes"
         )
 
@@ -71,7 +76,7 @@ def _expert_sizes_divide(run: RuleContext) -> Iterator[str]:
     product = math.prod(sizes.values())
     # Whatever the recipe's other sizes are, those that are written must divide the GPUs together.
     if "ep" in sizes and run.gpus > 0 and run.gpus % product:
-        yield f"num_gpus {run.gpus} is not a multiple of {_shown(sizes)} = {product}; change one of them"
+        yield f"num_gpus {run.gpus} is not a multiple of {_evaluated(_shown(sizes), product)}; change one of them"
 
 
 _QWEN3 = ("qwen3_30b_a3b", "qwen3_235b_a22b", "qwen3_vl_30b_a3b", "qwen3_vl_235b_a22b")
@@ -126,7 +131,7 @@ def _batch_divides(run: RuleContext) -> Iterator[str]:
     unit = micro * parallel
     if total % unit:
         lower = f"{total // unit * unit} or " if total > unit else ""
-        yield f"gb {total} is not a multiple of {reason} = {unit}; use {lower}{(total // unit + 1) * unit}"
+        yield f"gb {total} is not a multiple of {_evaluated(reason, unit)}; use {lower}{(total // unit + 1) * unit}"
 
 
 @rule("fsdp-sizes", _PARALLEL_STATE, cmd_args("use_megatron_fsdp pp cp vp"))
@@ -165,7 +170,7 @@ def _layers_divide(run: RuleContext) -> Iterator[str]:
     if layers % (stages * virtual):
         split = f"pp {stages}" + (f" * vp {virtual}" if virtual > 1 else "")
         yield (
-            f"num_layers {layers} is not a multiple of {split} = {stages * virtual}; "
+            f"num_layers {layers} is not a multiple of {_evaluated(split, stages * virtual)}; "
             "change one of them or write pipeline_model_parallel_layout"
         )
 
