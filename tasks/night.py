@@ -3,12 +3,12 @@
 Night and plan are settled at the first start and kept: every restart, and a cancellation, goes by them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, time
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 from prefect.client.schemas.filters import (
@@ -17,11 +17,10 @@ from prefect.client.schemas.filters import (
     FlowRunFilterExpectedStartTime,
 )
 from prefect.client.schemas.objects import TERMINAL_STATES, DeploymentSchedule, FlowRun, State, StateType
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment
-from prefect.server.schemas import schedules as server_schedules
 from prefect.settings import get_current_settings
-from prefect.utilities.asyncutils import run_coro_as_sync
 
 from nightbridge import config
 from nightbridge.blocks import HarvestStore, site_of
@@ -74,56 +73,44 @@ def choose_night(night: str | None, flow_run: FlowRun | None) -> ChosenNight:
         return ChosenNight(night=checked_night(night))
     if flow_run is None or not flow_run.auto_scheduled or flow_run.deployment_id is None:
         return ChosenNight(night=new_night(flow_run.expected_start_time if flow_run else None))
-    deployment_id = flow_run.deployment_id
+    deployment_id, expected = flow_run.deployment_id, flow_run.expected_start_time
+    assert expected is not None  # scheduled flow runs have one
     read = on_server(lambda client: client.read_deployment(deployment_id).schedules)
-    schedules = insist("the schedules of the deployment", read)
-    now = datetime.now(ZoneInfo("UTC"))
+    slot = expected.astimezone(zone_of(flow_run, insist("the schedules of the deployment", read)))
+    now = utc_now()
     since = FlowRunFilter(
         deployment_id=FlowRunFilterDeploymentId(any_=[deployment_id]),
-        expected_start_time=FlowRunFilterExpectedStartTime(after_=flow_run.expected_start_time, before_=now),
+        expected_start_time=FlowRunFilterExpectedStartTime(
+            after_=datetime.combine(slot.date(), time(), slot.tzinfo), before_=now
+        ),
     )
-    due = insist("the nights that are due", on_server(lambda client: client.read_flow_runs(flow_run_filter=since)))
-    slots = [each.expected_start_time for each in due if each.auto_scheduled and each.expected_start_time]
-    return night_of_schedule(flow_run, schedules, now, slots)
+    newest = FlowRunSort.EXPECTED_START_TIME_DESC
+    find = on_server(lambda client: client.read_flow_runs(flow_run_filter=since, sort=newest))
+    due = insist("the nights that are due", find)
+    return night_of_schedule(slot, now, [run.expected_start_time for run in due if run.auto_scheduled])
 
 
-def night_of_schedule(
-    flow_run: FlowRun, schedules: Sequence[DeploymentSchedule], now: datetime, due: Sequence[datetime] = ()
-) -> ChosenNight:
-    """The night of a scheduled flow run, from its deployment's schedules; each slot counts in its schedule's zone.
-
-    `due` are the slots of the deployment's scheduled flow runs since: a slot without one is nobody's, such as those of
-    the days before the schedule was moved.
-    """
+def zone_of(flow_run: FlowRun, schedules: Sequence[DeploymentSchedule]) -> ZoneInfo:
+    """The zone in which a scheduled flow run's slot counts: its schedule's."""
     own = [schedule for schedule in schedules if flow_run.created_by and schedule.id == flow_run.created_by.id]
-    expected = flow_run.expected_start_time
-    assert expected is not None  # scheduled flow runs have one
     # A deployment that was made again since has new schedules: then the first of them gives the zone.
-    zone = _zone([*own, *schedules][0]) if schedules else ZoneInfo("UTC")
-    slot = expected.astimezone(zone)
-    first_of_the_day = [
-        found
-        for schedule in schedules
-        for found in _first_slot(schedule, datetime.combine(slot.date(), time(), _zone(schedule)), slot)
-        if found.date() == slot.date()
-    ]
+    names = (getattr(schedule.schedule, "timezone", None) for schedule in (*own, *schedules))
+    return ZoneInfo(next(names, None) or "UTC")
+
+
+def night_of_schedule(slot: datetime, now: datetime, due: Iterable[datetime | None]) -> ChosenNight:
+    """The night of a slot, in its own zone.
+
+    `due` are the slots of the deployment's scheduled flow runs since that day began: a slot without one is nobody's,
+    such as those of the days before the schedule was moved.
+    """
+    slots = [found.astimezone(slot.tzinfo) for found in due if found]
     return ChosenNight(
-        night=night_of_slot(slot, first_of_the_day),
+        night=night_of_slot(slot, (found for found in slots if found.date() == slot.date())),
         slot=slot,
         late=now - slot > LATE,
-        later_slot_due=any(found > slot for found in due),
+        later_slot_due=any(found > slot for found in slots),
     )
-
-
-def _first_slot(schedule: DeploymentSchedule, start: datetime, end: datetime) -> list[datetime]:
-    """The first time, if any, at which a schedule wants a run from `start` to `end`, in the schedule's own zone."""
-    kind: Any = getattr(server_schedules, type(schedule.schedule).__name__)
-    dates = run_coro_as_sync(kind(**schedule.schedule.model_dump()).get_dates(n=1, start=start, end=end))
-    return [date.astimezone(_zone(schedule)) for date in cast("list[datetime] | None", dates) or []]
-
-
-def _zone(schedule: DeploymentSchedule) -> ZoneInfo:
-    return ZoneInfo(getattr(schedule.schedule, "timezone", None) or "UTC")
 
 
 PLAN_LABEL = "nightbridge.plan"

@@ -58,7 +58,7 @@ def night_of_slot(slot: datetime, slots_of_the_day: Iterable[datetime]) -> str:
 
     Args:
         slot: When the schedule wanted the run to start, in the schedule's own time zone.
-        slots_of_the_day: Every slot of the deployment on the slot's local date, in any order.
+        slots_of_the_day: Those slots of the deployment on the slot's local date that have a flow run, in any order.
     """
     return slot.date().isoformat() if slot <= min(slots_of_the_day, default=slot) else night_of_further_slot(slot)
 

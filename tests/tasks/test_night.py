@@ -1,14 +1,12 @@
 """Which night a scheduled flow run belongs to, by the schedules of its deployment, and when it was last retried."""
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from uuid import UUID, uuid4
-from zoneinfo import ZoneInfo, available_timezones
+from uuid import uuid4
+from zoneinfo import ZoneInfo
 
 import pytest
 from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, State, StateType
@@ -36,32 +34,15 @@ from nightbridge.tasks.night import (
     keep_start,
     night_of_schedule,
     retried_at,
+    zone_of,
 )
 
 BERLIN = "Europe/Berlin"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _time_zones_listed_once() -> Iterator[None]:
-    """Prefect looks for all zones of this machine for each schedule, in a fiftieth of a second of a core."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("prefect.types._datetime.available_timezones", cache(available_timezones))
-        yield
-
-
-def schedule(cron: str, timezone: str = BERLIN) -> DeploymentSchedule:
-    return DeploymentSchedule(id=uuid4(), schedule=CronSchedule(cron=cron, timezone=timezone), active=True)
-
-
-def flow_run(slot: datetime, by: UUID) -> FlowRun:
-    created_by = {"id": by, "type": "SCHEDULE"}
-    given = {"flow_id": uuid4(), "expected_start_time": slot, "auto_scheduled": True, "created_by": created_by}
-    return FlowRun.model_validate(given)
-
-
-def night(slot: datetime, *schedules: DeploymentSchedule, now: datetime | None = None) -> ChosenNight:
-    """The night of a run that the first schedule made."""
-    return night_of_schedule(flow_run(slot, schedules[0].id), schedules, now or slot)
+def night(slot: datetime, *others: datetime, zone: str = BERLIN, now: datetime | None = None) -> ChosenNight:
+    """The night of a slot, beside the other flow runs of its deployment since that day began."""
+    return night_of_schedule(slot.astimezone(ZoneInfo(zone)), now or slot, [slot, *others])
 
 
 @pytest.mark.parametrize(
@@ -76,53 +57,32 @@ def night(slot: datetime, *schedules: DeploymentSchedule, now: datetime | None =
     ],
 )
 def test_a_nightly_schedule_gives_each_night_its_own_date(slot: datetime, expected: str) -> None:
-    assert night(slot, schedule("0 1 * * *")).night == expected
-
-
-def test_a_missed_night_gives_way_to_a_flow_run_that_is_due_and_to_no_slot() -> None:
-    """A new schedule makes no flow runs before itself: its slots of the days before are nobody's."""
-    slots = [datetime(2026, 11, day, 0, 0, tzinfo=UTC) for day in (22, 23, 24, 25)]
-    moved, now = schedule("0 3 * * *"), datetime(2026, 11, 25, 12, 0, tzinfo=UTC)
-
-    missed = [
-        night_of_schedule(flow_run(slot, by=uuid4()), [moved], now, slots[at + 1 :]) for at, slot in enumerate(slots)
-    ]
-
-    assert [night.later_slot_due for night in missed] == [True, True, True, False]
+    assert night(slot).night == expected
 
 
 def test_further_slots_of_a_day_have_their_time_in_the_id() -> None:
-    twice = schedule("0 1,13 * * *")
+    one, other = (datetime(2026, 11, 21, hour, tzinfo=UTC) for hour in (0, 12))
 
-    first, second = (night(datetime(2026, 11, 21, hour, tzinfo=UTC), twice) for hour in (0, 12))
-
-    assert (first.night, second.night) == ("2026-11-21", "2026-11-21-1300")
-
-
-def test_two_schedules_of_one_deployment_share_the_day() -> None:
-    morning, noon = schedule("0 1 * * *"), schedule("0 12 * * *", "America/New_York")
-
-    assert night(datetime(2026, 11, 21, 0, tzinfo=UTC), morning, noon).night == "2026-11-21"
-    assert night(datetime(2026, 11, 21, 17, tzinfo=UTC), noon, morning).night == "2026-11-21-1200"
+    assert (night(one, other).night, night(other, one).night) == ("2026-11-21", "2026-11-21-1300")
 
 
 def test_a_slot_every_minute_gives_each_minute_a_night() -> None:
-    every_minute = schedule("* * * * *")
-    slots = [datetime(2026, 11, 21, 22, minute, tzinfo=UTC) for minute in (59, 58)]
-    slots += [datetime(2026, 11, 20, 23, 0, tzinfo=UTC), datetime(2026, 11, 20, 23, 1, tzinfo=UTC)]
+    minutes = [datetime(2026, 11, 20, 23, 0, tzinfo=UTC) + timedelta(minutes=number) for number in range(3)]
 
-    nights = [night(slot, every_minute).night for slot in slots]
+    nights = [night(slot, *minutes).night for slot in minutes]
 
-    assert nights == ["2026-11-21-2359", "2026-11-21-2358", "2026-11-21", "2026-11-21-0001"]
+    assert nights == ["2026-11-21", "2026-11-21-0001", "2026-11-21-0002"]
     assert all(checked_night(found) for found in nights)
 
 
-def test_a_deployment_made_again_since_still_gives_the_date_in_its_zone() -> None:
-    made_again = schedule("0 1 * * *")
+def test_a_slot_counts_in_the_zone_of_its_schedule_or_of_those_that_replaced_it() -> None:
+    own, other = (
+        DeploymentSchedule(id=uuid4(), schedule=CronSchedule(cron="0 1 * * *", timezone=zone), active=True)
+        for zone in ("America/New_York", BERLIN)
+    )
+    made_by = FlowRun.model_validate({"flow_id": uuid4(), "created_by": {"id": own.id, "type": "SCHEDULE"}})
 
-    chosen = night_of_schedule(flow_run(datetime(2026, 11, 21, tzinfo=UTC), uuid4()), [made_again], datetime.now(UTC))
-
-    assert (chosen.night, chosen.slot) == ("2026-11-21", datetime(2026, 11, 21, 1, tzinfo=ZoneInfo(BERLIN)))
+    assert [zone_of(made_by, given).key for given in ([other, own], [other], [])] == ["America/New_York", BERLIN, "UTC"]
 
 
 # --- what the store has under a night's id ----------------------------------------------------------------------------
@@ -149,9 +109,9 @@ def own_night(chosen: ChosenNight, scenario: Scenario, site: Site) -> ChosenNigh
 
 
 def test_a_slot_of_another_deployment_or_of_a_schedule_that_was_moved_is_a_night_of_its_own(tmp_path: Path) -> None:
-    """Each of two deployments knows its own schedules only: for both theirs is the first slot of the day."""
+    """Each of two deployments knows its own flow runs only: for both theirs is the first slot of the day."""
     site = Site(workspace=tmp_path)
-    one, other = (night(datetime(2026, 11, 21, hour, tzinfo=UTC), schedule(f"0 {hour + 1} * * *")) for hour in (0, 12))
+    one, other = (night(datetime(2026, 11, 21, hour, tzinfo=UTC)) for hour in (0, 12))
     begun(site, one.night, one.slot)
 
     again, second = (own_night(chosen, NIGHTLY, site) for chosen in (one, other))
@@ -159,7 +119,7 @@ def test_a_slot_of_another_deployment_or_of_a_schedule_that_was_moved_is_a_night
     assert (again.night, second.night) == ("2026-11-21", "2026-11-21-1300")
     begun(site, second.night, second.slot)
     assert own_night(other, NIGHTLY, site) == second  # as where its flow run is started once more
-    in_new_york = night(datetime(2026, 11, 21, 18, tzinfo=UTC), schedule("0 13 * * *", "America/New_York"))
+    in_new_york = night(datetime(2026, 11, 21, 18, tzinfo=UTC), zone="America/New_York")
     assert own_night(in_new_york, NIGHTLY, site).night == "2026-11-21-1300-2"
     assert own_night(other, Scenario(name="another", tests=()), site) == other
 
@@ -228,10 +188,9 @@ MONDAY_MORNING = datetime(2026, 11, 23, 7, tzinfo=UTC)
 
 
 def test_of_a_missed_weekend_only_the_last_night_is_run() -> None:
-    daily = schedule("0 1 * * *")
     slots = [FRIDAY.replace(day=day) for day in (21, 22, 23)]
 
-    due = [night_of_schedule(flow_run(slot, daily.id), [daily], MONDAY_MORNING, slots) for slot in slots]
+    due = [night(slot, *slots, now=MONDAY_MORNING) for slot in slots]
 
     assert [chosen.later_slot_due for chosen in due] == [True, True, False]
     for chosen in due[:2]:
@@ -245,9 +204,9 @@ def test_of_a_missed_weekend_only_the_last_night_is_run() -> None:
 
 
 def test_a_night_in_time_is_run_by_every_policy() -> None:
-    chosen = night(datetime.now(UTC).replace(second=0, microsecond=0), schedule("* * * * *"), now=datetime.now(UTC))
+    chosen = night(datetime.now(UTC).replace(second=0, microsecond=0), now=datetime.now(UTC))
     for policy in ("last", "all", "none"):
-        check_catch_up(chosen.model_copy(update={"later_slot_due": False}), policy)
+        check_catch_up(chosen, policy)
 
 
 def test_a_night_by_hand_is_never_let_go() -> None:
