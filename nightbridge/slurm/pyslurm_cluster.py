@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import socket
 import sys
 import time
@@ -129,17 +128,6 @@ class PyslurmCluster(CommandLineCluster):
             if number == _ACCESS_DENIED:
                 raise PermanentError(f"Slurm refused: {_text_of(error)}", subject=f"job {job_id}") from error
             raise TransientError(f"the job was not cancelled: {_text_of(error)}", subject=f"job {job_id}") from error
-
-    def _refusal_of(self, argv: Sequence[str]) -> str:
-        try:
-            return super()._refusal_of(argv)
-        except PermanentError as error:
-            self._log_once(f"jobs are not tested before their submission: {error}")
-            return ""
-
-    def _check_accounting(self) -> None:
-        if shutil.which("sacct", path=self._environment().get("PATH")):  # pyslurm itself does not need it
-            super()._check_accounting()
 
     def _live_jobs(self, *, ids: Sequence[int] = (), name: str = "") -> list[JobStatus] | None:
         return self._jobs("live", ids=list(ids), name=name, uid=os.getuid())

@@ -67,16 +67,6 @@ def scripted(tmp_path: Path) -> Scripted:
     return Scripted(tmp_path)
 
 
-def test_a_host_without_sacct_has_limits(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library reads accounting by itself."""
-    monkeypatch.setenv("PATH", str(scripted.folder))
-    scripted.command("sinfo", "echo 'batch*|1:00|1|1|(null)'")
-    for name in ("srun", "scontrol", "sacctmgr"):
-        scripted.command(name, "exit 1")
-
-    assert scripted.cluster.limits().partition == "batch"
-
-
 def row(**attributes: Any) -> dict[str, Any]:
     return {"id": 7, "name": NAME, "state": "RUNNING", **attributes}
 
@@ -209,10 +199,6 @@ def test_sbatch_reports_what_slurm_would_refuse(scripted: Scripted) -> None:
 
     assert refusal is not None
     assert "no such partition" in refusal.what
-    (scripted.folder / "sbatch").unlink()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", str(scripted.folder))
-        assert scripted.cluster.test_only(NAME, []) is None
 
 
 # --- asking ----------------------------------------------------------------------------------------------------------
