@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 
 from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.files import RefusedFile, open_regular, remove_tree
+from nightbridge.files import remove_tree
 from nightbridge.locking import lease
 from nightbridge.models import Model, PinnedRepository
 from nightbridge.repos.git import attempt, git, masked, readable
@@ -40,9 +40,6 @@ WITH_SUBMODULES = "+submodules"
 where some of them are at other commits than the tree pins."""
 
 _AS_PINNED: Mapping[str, str] = {}
-
-# How every pointer file begins (git-lfs' specification).
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def check_out(
@@ -117,7 +114,7 @@ def find_lfs_pointers(folder: Path, *, timeout: float = 600.0) -> list[str]:
     A launcher does not need them, so they are never fetched; who does need one must see that it is not there.
     """
     listing = git("ls-files", "-z", "--", ":(attr:filter=lfs)", timeout=timeout, folder=folder)
-    found = [path for path in listing.split("\0") if path and _is_lfs_pointer(folder / path)]
+    found = [path for path in listing.split("\0") if path]
     for path in pinned_commits(folder, timeout=timeout):
         if (folder / path / ".git").exists():
             found += [f"{path}/{inner}" for inner in find_lfs_pointers(folder / path, timeout=timeout)]
@@ -237,14 +234,6 @@ def _digest(moved: Mapping[str, str]) -> str:
     """How the name of a checkout ends with these submodules elsewhere than its tree pins them; empty without any."""
     text = json.dumps(moved, sort_keys=True)
     return f"-{hashlib.sha256(text.encode()).hexdigest()[:12]}" if moved else ""
-
-
-def _is_lfs_pointer(path: Path) -> bool:
-    try:
-        with open_regular(path) as stream:
-            return stream.read(len(_LFS_POINTER)) == _LFS_POINTER
-    except (FileNotFoundError, RefusedFile):
-        return False
 
 
 def _remove_leftovers(folder: Path) -> None:
