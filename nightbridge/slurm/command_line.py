@@ -206,10 +206,7 @@ class CommandLineCluster:
     def available_slots(self, nodes: int) -> int:
         """Jobs of so many nodes that would start now, by the partition's idle nodes; 1 where Slurm does not answer."""
         partition = self.settings.options("partition")
-        try:
-            listing = self._ask(("sinfo", "--noheader", "--states=idle", "--format=%D", *partition)) or ""
-        except PermanentError:  # no sinfo here
-            return 1
+        listing = self._ask(("sinfo", "--noheader", "--states=idle", "--format=%D", *partition)) or ""
         idle = sum(whole_number(word) or 0 for word in listing.split())
         return max(1, idle // max(nodes, 1))
 
