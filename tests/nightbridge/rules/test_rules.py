@@ -126,7 +126,7 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("flag-unread", {"seq_length": 4096}, {}, 'write the override model.seq_length = "4096" beside it'),
     ("gpus-divide", {"tp": 3}, {}, "num_gpus 16 is not a multiple of tp 3; use 15 or 18 GPUs"),
     ("gpus-divide", {"tp": 4, "pp": 8}, {}, "tp 4 * pp 8 = 32; use 32 GPUs, or"),
-    ("expert-gpus-divide", {"et": 1, "ep": 12}, {}, "et 1 * ep 12; change"),
+    ("expert-gpus-divide", {"et": 1, "ep": 12}, {}, "et 1 * ep 12 = 12"),
     ("batch-divides", {"mb": 2, "gb": 5}, {}, "gb 5 is not a multiple of mb 2; use 4 or 6"),
     ("batch-divides", {"mb": 1, "gb": 12, "tp": 2, "pp": 1, "cp": 1}, {}, "data parallel size 8"),
     ("batch-divides", {"mb": 4, "gb": 2}, {}, "use 4"),
