@@ -158,8 +158,6 @@ class _JobDisplay:
         # What could not be masked is not shown.
         if news.lines and self._values is not None:
             self._log.info("%s", news)
-        for line in news.damage:
-            self._warn_once(line, "%s", line)
         status = self._status
         description = f"job {self._job.job_id} is {state_of(status) if status else JobState.UNKNOWN}"
         description += f": {news.progress}" if news.progress else ""

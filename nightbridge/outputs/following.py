@@ -1,9 +1,10 @@
 """A job while it runs: what is new in its log, and how far the training has come by its log and its event files.
 
-The writer buffers, so a file may end in the middle of a record at any moment: such a tail is no damage yet, and is read
-again at the next look. Once the writer has ended, it is what `event_files.read_event_file` calls it.
+The writer buffers, so a file may end in the middle of a record at any moment: such a tail is read again at the next
+look. Once the writer has ended, it is what `event_files.read_event_file` calls it.
 """
 
+import contextlib
 import os
 import statistics
 from collections.abc import Iterable
@@ -39,8 +40,6 @@ class LogNews(Model):
     """The log that they stand in."""
     progress: TrainingProgress | None = None
     """How far the run has come by its logs and event files; None before its first step."""
-    damage: tuple[str, ...] = ()
-    """One line per event file that is damaged so far."""
 
     def __str__(self) -> str:
         more = f"... {self.left_out} more lines in {self.source}\n" if self.left_out else ""
@@ -152,7 +151,6 @@ class _Follower:
             left_out=len(lines) - len(shown),
             source=next((path for path, new in reversed(found) if new), None),
             progress=self._progress(),
-            damage=self._events.damage,
         )
 
     def _see(self, line: str) -> None:
@@ -198,14 +196,10 @@ class _Follower:
 
 
 class EventFileTail:
-    """One event file, read on from the last record that was whole.
-
-    `damage` is set while a record is there that is not what was written.
-    """
+    """One event file, read on from the last record that was whole. What is wrong behind it is the harvest's to say."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.damage = ""
         self._offset = 0
         self._columns = Columns()
 
@@ -217,18 +211,9 @@ class EventFileTail:
         Raises:
             OSError: The file is there and cannot be read.
         """
-        self.damage = ""
-        try:
-            with open_regular(self.path) as stream:
-                for offset in read_on(stream, os.fstat(stream.fileno()).st_size, self._columns, self._offset):
-                    self._offset = offset
-        except RecordsEnd as end:
-            if end.status == "corrupt":
-                self.damage = f"{self.path.name}: corrupt at byte {end.offset} ({end.reason})"
-        except FileNotFoundError:
-            return []
-        except RefusedFile as error:
-            self.damage = f"{self.path.name}: {error.strerror}"
+        with contextlib.suppress(RecordsEnd, FileNotFoundError, RefusedFile), open_regular(self.path) as stream:
+            for offset in read_on(stream, os.fstat(stream.fileno()).st_size, self._columns, self._offset):
+                self._offset = offset
         return self._columns.take()
 
 
@@ -245,8 +230,3 @@ class EventTail:
             self._tails.setdefault(path, EventFileTail(path))
         oldest_first = sorted(self._tails, key=lambda path: (file_time(path), path.name))
         return [row for path in oldest_first for row in self._tails[path].new_rows()]
-
-    @property
-    def damage(self) -> tuple[str, ...]:
-        """One line per file that is damaged so far."""
-        return tuple(tail.damage for tail in self._tails.values() if tail.damage)

@@ -339,15 +339,14 @@ class TestBlocks:
 
     def _one_by_one(self, path: Path, content: Any) -> Any:
         path.write_bytes(content)
-        tail = EventFileTail(path)
-        return tail.new_rows(), tail.damage
+        return EventFileTail(path).new_rows()
 
     @pytest.mark.parametrize("size", [1, 60, 61, 100, 4096, 1 << 20])
     def test_blocks_of_any_size_give_the_rows_that_single_records_give(
         self, event_file: Callable[..., EventFileBuilder], monkeypatch: pytest.MonkeyPatch, size: int
     ) -> None:
         path = self._mixed(event_file)
-        rows, _ = self._one_by_one(path, path.read_bytes())
+        rows = self._one_by_one(path, path.read_bytes())
         monkeypatch.setattr(event_blocks, "BLOCK", size)
         file = read_event_file(path)
         assert file.status == "complete"
@@ -366,10 +365,9 @@ class TestBlocks:
         for position in range(0, len(whole), 7):
             damaged = bytearray(whole)
             damaged[position] ^= 4
-            rows, damage = self._one_by_one(path, bytes(damaged))
+            rows = self._one_by_one(path, bytes(damaged))
             file = read_event_file(path)
             assert (file.status, repr(list(file.rows))) == ("corrupt", repr(rows)), position
-            assert f"at byte {file.damage_offset} (" in damage
 
     @pytest.mark.thorough
     def test_every_flipped_byte_of_records_like_those_before_is_found(
@@ -397,7 +395,7 @@ class TestBlocks:
             builder.scalar("lm loss", step, 1.0)
             text = make_tensor_proto([within * (1 + step % 3)])
             builder.value(step, Summary.Value(tag="text", tensor=text, metadata=_scalar_metadata("text")))
-        rows, _ = self._one_by_one(path := builder.write(), path.read_bytes())
+        rows = self._one_by_one(path := builder.write(), path.read_bytes())
         file = read_event_file(path)
         assert (file.status, list(file.rows)) == ("complete", rows)
         assert len(rows) == file.skipped["text"] == 300
@@ -418,7 +416,7 @@ class TestBlocks:
         path = event_file().scalar("lm loss", 1, 2.5).write()
         with path.open("ab") as stream:
             RecordWriter(stream).write(b"\x09" + bytes(length - 1) if length else b"")
-        rows, _ = self._one_by_one(path, path.read_bytes())
+        rows = self._one_by_one(path, path.read_bytes())
         assert (read_event_file(path).status, list(read_event_file(path).rows)) == ("complete", rows)
 
 
