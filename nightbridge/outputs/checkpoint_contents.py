@@ -165,7 +165,6 @@ _MAX_PICKLE_BYTES = 16 << 20
 _LEGACY_SAVE = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """How a file begins that `torch.save` wrote before torch 1.6: a number, as a pickle of its own."""
 _ARCHIVE = b"PK\3\4"
-_ALSO_OF_OTHERS = (".bin", ".ckpt")
 _SAFETENSORS_BITS = re.compile(r"(?:BOOL|C|F|I|U|BF)(\d*)(?:_\w+)?")
 
 
@@ -209,13 +208,9 @@ class _Prover:
         """Shards that a `.metadata` names."""
 
     def archive(self, path: Path) -> None:
-        """A file of `torch.save`, or what some other program keeps under the same name."""
+        """A file of `torch.save`."""
         with open_regular(path) as stream:
-            begin = stream.read(len(_LEGACY_SAVE))
-            if path.suffix in _ALSO_OF_OTHERS and not begin.startswith((_ARCHIVE, _LEGACY_SAVE)):
-                self.unproven.append(f"{path.name} has no checksum")
-                return
-            if begin == _LEGACY_SAVE:
+            if stream.read(len(_LEGACY_SAVE)) == _LEGACY_SAVE:
                 self.unproven.append(f"{path.name} has the format that torch had before 1.6, without checksums")
                 return
             size = stream.seek(0, 2)
@@ -303,8 +298,6 @@ _CHECKS: dict[str, Callable[[_Prover, Path], None]] = {
     ".metadata": _Prover.shards,
     "*.pt": _Prover.archive,
     "*.pth": _Prover.archive,
-    "*.bin": _Prover.archive,
-    "*.ckpt": _Prover.archive,
     "*.json": _Prover.json,
     "*.safetensors": _Prover.safetensors,
 }

@@ -82,21 +82,10 @@ def _safetensors(path: Path, loaded: dict[str, int]) -> None:
             loaded["tensors"] += 1
 
 
-def _perhaps_archive(path: Path, loaded: dict[str, int]) -> None:
-    with path.open("rb") as stream:
-        begin = stream.read(4)
-    if begin in _SAVED:
-        _archive(path, loaded)
-
-
-_SAVED = (b"PK\3\4", b"\x80\x02\x8a\n")
-"""How a file begins that torch.save wrote, since torch 1.6 and before."""
 _LOADERS = {
     ".metadata": _distributed,
     ".pt": _archive,
     ".pth": _archive,
-    ".bin": _perhaps_archive,
-    ".ckpt": _perhaps_archive,
     ".safetensors": _safetensors,
 }
 
