@@ -125,9 +125,11 @@ def due_nights(
         nights: What the store has.
         morning: Until when; what belongs to the 24 hours before counts.
         days: How far back the slots of nights count as expected again.
-        expected: By their names, the scenarios to look at; None for every one that had a scheduled night in those days.
+        expected: By their names, the scenarios to look at; None for every one that had a scheduled night in those days:
+            one whose first slot came after the deadline had nothing due by then.
     """
-    scheduled = [night for night in nights if night.start.slot and night.start.slot > morning.days_before(days)]
+    since = morning.days_before(days)
+    scheduled = [night for night in nights if night.start.slot and since < night.start.slot <= morning.deadline]
     scenarios = {night.start.scenario for night in scheduled} if expected is None else expected
     return [
         due

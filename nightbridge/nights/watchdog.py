@@ -163,7 +163,8 @@ def look(
         return Watch(by=morning.deadline, invalid=(*invalid, str(error)))
     except NightbridgeError as error:
         return Watch(by=morning.deadline, troubles=(f"the store cannot be read: {error}",), invalid=tuple(invalid))
-    if not (due or invalid):
+    is_new = any(night.start.slot and night.start.slot > morning.deadline for night in nights)
+    if not (due or invalid or is_new):
         advice = "Check --store and --workspace, or name the scenario files"
         troubles.append(f"{store.url}: no night was scheduled in the last {question.days} days. {advice}")
     known = tuple(dict.fromkeys((*troubles, *inspector.troubles)))

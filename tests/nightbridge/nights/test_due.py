@@ -139,6 +139,10 @@ class TestDue:
         assert shown(due(night(at(20, 22)))) == ["missing 2026-11-21 22:00"]
         assert shown(due(night(at(20, 22)), night(at(21, 22)))) == ["2026-11-21-2200"]
 
+    def test_a_scenario_whose_first_slot_comes_after_the_deadline_had_nothing_due(self) -> None:
+        assert due(night(at(22, 22))) == []
+        assert shown(due(night(at(22, 22)), night(at(21, 2)))) == ["missing 02:00"]
+
     def test_a_slot_is_at_the_same_local_time_after_clocks_were_set(self) -> None:
         morning = morning_of(time(8), BERLIN, datetime(2027, 3, 28, 8, tzinfo=BERLIN))
 

@@ -439,6 +439,15 @@ class TestWhatCannotBeLookedAt:
         assert watch.exit_code == 4
         assert "no night was scheduled in the last 7 days. Check --store" in watch.troubles[0]
 
+    def test_a_store_whose_first_night_came_after_the_deadline_is_none(self, place: Place) -> None:
+        later = {"night": f"{NIGHT}-2200", "slot": SLOT + timedelta(hours=20)}
+        site = place.site.model_copy(update={"store": StoreSettings(url=f"{place.site.store_settings.url}/new")})
+        record_start(open_store(site.store_settings), place.start.model_copy(update=later))
+
+        watch = look(question("08:00"), site, lambda: open_store(site.store_settings), now=NOW)
+
+        assert (watch.exit_code, watch.nights, watch.troubles) == (0, (), ())
+
     def test_a_secret_that_is_not_set_is_invalid_input_and_told(self, tmp_path: Path) -> None:
         def open_it() -> ObjectStore:
             raise InvalidInput("secret not found in env", subject="S3_KEY")
