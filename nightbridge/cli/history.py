@@ -288,6 +288,7 @@ def golden(
         print_all(values.splitlines())
     else:
         write_file(out, values.encode())
+        note(f"written: {out}")
 
 
 @site_options("system", "store", "workspace")

@@ -99,7 +99,9 @@ class TestGolden:
         assert cli.run(command) == 0
 
         text = (tmp_path / "golden.json").read_text()
-        assert capsys.readouterr().out == text
+        said = capsys.readouterr()
+        assert said.out == text
+        assert said.err == f"written: {tmp_path / 'golden.json'}\n"
         assert json.loads(text)["0"]["lm loss"] == losses[1]  # the key is the iteration minus one
         values = read_golden(text)
         assert values.metrics["lm loss"] == losses
