@@ -14,6 +14,8 @@ import pandas as pd
 import pytest
 
 from nightbridge.report.charts import (
+    FONT_SIZE,
+    HEIGHT,
     LOSS_TAG,
     MAX_NIGHTS,
     STEP_TIME_TAG,
@@ -84,6 +86,21 @@ def test_marks_are_one_line_however_many_there_are() -> None:
 
     assert many.count("<use") > few.count("<use") + 390
     assert many.count("<g") < few.count("<g") + 50
+
+
+@pytest.mark.parametrize("scale", [1e-7, 0.13, 1.0, 123456.0])
+@pytest.mark.parametrize("spread", [0.0, 0.001, 0.02, 0.5])
+def test_the_names_of_the_axes_are_within_the_drawing_however_long_the_numbers_beside_them_are(
+    scale: float, spread: float
+) -> None:
+    points = [point._replace(high=scale * (1 + spread)) for point in nights([scale, scale * (1 - spread)])]
+    root = ElementTree.fromstring(nights_chart(points, "step time, s", scale, 0.05))
+    across, upright = (
+        next(text for text in root.iter(f"{SVG}text") if text.text == name) for name in ("night", "step time, s")
+    )
+
+    assert float(upright.get("x", 0)) > 0.7 * FONT_SIZE  # where the feet of its letters are
+    assert float(across.get("y", 0)) < 72 * HEIGHT - 0.2 * FONT_SIZE
 
 
 @pytest.mark.parametrize("count", [1, 5, 6, 23, MAX_NIGHTS + 40])
