@@ -48,6 +48,18 @@ RELEASE = "release"
 """The folder, and what Megatron-LM's tracker says, of a checkpoint that stands before all iterations."""
 LOADER_STATES = "energon"
 """The folder beside the checkpoints in whose `iter_*` directories the data loader's ranks keep where they stood."""
+TOKENIZER = "tokenizer"
+"""The folder in a checkpoint with the tokenizer's files."""
+EXPORT = "hf"
+"""The folder in a checkpoint with the same weights in the format of Hugging Face."""
+
+_SETTINGS_OF_TOKENIZER = {
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+}
+"""What a tokenizer's `save_pretrained` writes besides its vocabulary, most of it before."""
 _ITERATION = re.compile(r"iter_(\d{7,18})", re.ASCII)
 _SHARD_SUFFIX = ".distcp"
 _PARTS = (".metadata", "*.distcp", "*.pt", "*.pth", "*.safetensors", "*.bin", "*.ckpt", ".zarray")
@@ -217,7 +229,8 @@ def prove_checkpoint(path: Path, files: Iterable[Path]) -> Proof:
     if {own, copied} <= set(files) and not _is_copied(path):
         raise DamagedData(f"{copied.name} is not a copy of {own.name}", subject=str(copied))
     proof = prove(path, files)
-    return proof._replace(unproven=(*_unknown_layout(path, files, proof), *proof.unproven))
+    unproven = (*_unknown_layout(path, files, proof), *_lost_exports(path, files), *proof.unproven)
+    return proof._replace(unproven=unproven)
 
 
 class _Proved(Model):
@@ -275,6 +288,26 @@ def _unknown_layout(path: Path, files: Sequence[Path], proof: Proof) -> Iterator
             yield "it has neither common.pt nor a common_state, one of which torch_dist has"
     elif "run_config.yaml" not in names and (path.parent / TRACKER).exists():
         yield "without metadata.json it is torch_dcp or fsdp_dtensor, unless that file was lost"
+
+
+def _lost_exports(path: Path, files: Sequence[Path]) -> Iterator[str]:
+    """What Megatron-Bridge writes besides the checkpoint's own parts; where that fails it may only be logged."""
+    settings, _problem = read_config(path / "run_config.yaml")
+    sections = (settings.get(name) for name in ("checkpoint", "tokenizer"))
+    checkpoint, tokenizer = (section if isinstance(section, dict) else {} for section in sections)
+    weights = any(file.parent == path / EXPORT and file.suffix == ".safetensors" for file in files)
+    if checkpoint.get("also_save_hf_checkpoint") == "true" and not weights:
+        yield f"there is no {EXPORT}/*.safetensors, which run_config.yaml has saved"
+    kind = str(tokenizer.get("tokenizer_type") or "null")
+    # A NullTokenizer has no files.
+    if checkpoint.get("save_tokenizer_assets") == "true" and not kind.lower().startswith("null"):
+        names = {file.name for file in files if file.is_relative_to(path / TOKENIZER)}
+        if not names:
+            yield f"there is no {TOKENIZER}/, which run_config.yaml has saved"
+        elif kind == "HuggingFaceTokenizer" and (
+            "tokenizer_config.json" not in names or names <= _SETTINGS_OF_TOKENIZER
+        ):
+            yield f"{TOKENIZER}/ has no {'vocabulary' if 'tokenizer_config.json' in names else 'tokenizer_config.json'}"
 
 
 def files_below(path: Path) -> Iterator[Path]:

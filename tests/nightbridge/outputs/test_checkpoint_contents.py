@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from benchmarks.checkpoint_damage import LAYOUTS, damages, flip, folder_of, harmless
 from nightbridge.errors import DamagedData
@@ -198,6 +199,62 @@ def test_a_file_that_no_check_covers_is_named(copy: Any) -> None:
     assert (state, reason) == (
         CheckpointState.UNPROVEN,
         "merges.txt has no checksum; tokenizer.model has no checksum",
+    )
+
+
+def _configure(path: Path, checkpoint: dict[str, Any], tokenizer: str) -> None:
+    settings = yaml.safe_load((path / "run_config.yaml").read_text())
+    settings["checkpoint"] = {**settings.get("checkpoint", {}), **checkpoint}
+    settings["tokenizer"] = {"tokenizer_type": tokenizer}
+    (path / "run_config.yaml").write_text(yaml.safe_dump(settings))
+
+
+NO_TOKENIZER = "there is no tokenizer/, which run_config.yaml has saved"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "saves", "files", "missing"),
+    [
+        ("HuggingFaceTokenizer", True, (), NO_TOKENIZER),
+        ("HuggingFaceTokenizer", True, ("tokenizer_config.json", "tokenizer.json"), ""),
+        ("HuggingFaceTokenizer", True, ("tokenizer_config.json", "vocab.json", "special_tokens_map.json"), ""),
+        ("HuggingFaceTokenizer", True, ("tokenizer.json",), "tokenizer/ has no tokenizer_config.json"),
+        ("HuggingFaceTokenizer", True, ("special_tokens_map.json",), "tokenizer/ has no tokenizer_config.json"),
+        (
+            "HuggingFaceTokenizer",
+            True,
+            ("special_tokens_map.json", "tokenizer_config.json"),
+            "tokenizer/ has no vocabulary",
+        ),
+        ("HuggingFaceTokenizer", False, (), ""),
+        ("GPT2BPETokenizer", True, ("vocab.json",), ""),
+        ("GPT2BPETokenizer", True, (), NO_TOKENIZER),
+        ("NullTokenizer", True, (), ""),
+    ],
+)
+def test_a_tokenizer_that_was_to_be_saved_and_is_not_there_as_a_whole_is_named(
+    copy: Any, tokenizer: str, saves: bool, files: tuple[str, ...], missing: str
+) -> None:
+    path = folder_of(copy("Bridge, common.pt"))
+    _configure(path, {"save_tokenizer_assets": saves}, tokenizer)
+    for name in files:
+        (path / "tokenizer").mkdir(exist_ok=True)
+        (path / "tokenizer" / name).write_text("{}")
+
+    state = CheckpointState.UNPROVEN if missing else CheckpointState.VERIFIED
+    assert checkpoint_state(path) == (state, missing)
+
+
+@pytest.mark.parametrize("files", [(), ("config.json",)], ids=["no folder", "no weights"])
+def test_an_export_that_was_to_be_saved_and_has_no_weights_is_named(copy: Any, files: tuple[str, ...]) -> None:
+    path = folder_of(copy("Bridge, common.pt"))
+    _configure(path, {"also_save_hf_checkpoint": True}, "NullTokenizer")
+    for name in files:
+        (path / "hf").mkdir()
+        (path / "hf" / name).write_text("{}")
+    assert checkpoint_state(path) == (
+        CheckpointState.UNPROVEN,
+        "there is no hf/*.safetensors, which run_config.yaml has saved",
     )
 
 
