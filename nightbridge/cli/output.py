@@ -205,16 +205,19 @@ def log_of(choice: "SiteChoice", night: str) -> Path:
 
 @contextmanager
 def quiet(log: Path) -> Iterator[None]:
-    """Log to a file; stderr gets each warning once, and a table of the runs on a terminal, else a line for each job."""
+    """Log to a file; stderr gets each warning once, and a table of the runs on a terminal, else a line for each job.
+
+    An interruption leaves the file in the consoles' place: threads that it ends log tracebacks of Prefect's after us.
+    """
     progress, file = RunTable(), _LogFile(log, encoding="utf-8", delay=True)
-    with ExitStack() as stack:
-        stack.callback(file.close)
+    with ExitStack() as logs, ExitStack() as stack:
+        logs.callback(file.close)
         for logger, console in _consoles():
             file.setFormatter(console.formatter)
             logger.removeHandler(console)
             logger.addHandler(file)
-            stack.callback(logger.addHandler, console)
-            stack.callback(logger.removeHandler, file)
+            logs.callback(logger.addHandler, console)
+            logs.callback(logger.removeHandler, file)
         for name in FLOW_LOGGERS:
             logging.getLogger(name).addHandler(progress)
             stack.callback(logging.getLogger(name).removeHandler, progress)
@@ -226,7 +229,13 @@ def quiet(log: Path) -> Iterator[None]:
             live = Live(console=terminal, get_renderable=progress.table, transient=True, refresh_per_second=1)
             live.start()
             stack.callback(_stop, live)
-        yield
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            logs.pop_all()
+            raise
 
 
 def _stop(live: "Live") -> None:

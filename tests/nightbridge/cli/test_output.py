@@ -69,6 +69,19 @@ def test_a_line_for_each_job_each_warning_once_and_all_in_the_file(
     assert text.count("num_gpus 12 do not fill") == 3
 
 
+def test_what_threads_log_after_an_interruption_is_in_the_file_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "ws" / "nights" / "n1" / "log"
+
+    with pytest.raises(KeyboardInterrupt), quiet(file):
+        raise KeyboardInterrupt
+    log("Error emitting event: can't register atexit after shutdown", "harvest", logging.ERROR)
+
+    assert capsys.readouterr().err == ""
+    assert "Error emitting event" in file.read_text()
+
+
 def test_a_full_disk_under_the_log_is_said_once_and_ends_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
