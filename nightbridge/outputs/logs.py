@@ -3,8 +3,8 @@
 A log holds the text of all ranks. Two ranks' texts can stand on one line, a launcher may put a prefix before a line,
 colours may be switched on, and the file may end in the middle of a line. So nothing here is anchored to the start of a
 line: each kind of text is searched for where it stands. Step times and losses are printed by the last rank, the
-`Step Time` line by rank 0; the two are matched by order where their step times agree. The new lines of a growing log
-are read in bounded pieces, however large, rotated or cut the file is.
+`Step Time` line by rank 0; the two are matched by order and by agreeing step times. The new lines of a growing log are
+read in bounded pieces, however large, rotated or cut the file is.
 """
 
 import itertools
@@ -12,6 +12,7 @@ import math
 import os
 import re
 import statistics
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -216,9 +217,42 @@ class Perf(NamedTuple):
     seconds: float
     tflops_per_gpu: float
 
-    def agrees(self, step: StepRecord) -> bool:
-        """Whether it may be of that step: both times are the same number, rounded to 10 ms and to 0.1 ms."""
-        return step.elapsed_ms is None or abs(self.seconds - step.elapsed_ms / 1000) <= 0.0051
+
+_LOOK_AHEAD = 8
+
+
+def _agree(perf: Perf, step: StepRecord) -> bool:
+    # Both are the same number, rounded to 10 ms and to 0.1 ms.
+    return step.elapsed_ms is None or abs(perf.seconds - step.elapsed_ms / 1000) <= 0.0051
+
+
+def match_perf(perfs: Sequence[Perf], steps: Sequence[StepRecord]) -> dict[int, Perf]:
+    """Match rank 0's `Step Time` lines with the last rank's step lines: position in `steps` to its line.
+
+    Both ranks pass a barrier in each interval, so the n-th line of one belongs to the n-th line of the other, whichever
+    is printed first. Where the step times do not agree, a line was lost or doubled: the smaller number of lines that
+    brings the two back together is left out. A line that agrees with nothing near is matched with nothing.
+    """
+    matched: dict[int, Perf] = {}
+    left = deque(perfs)
+    position = 0
+    while left and position < len(steps):
+        if _agree(left[0], steps[position]):
+            matched[position] = left.popleft()
+            position += 1
+            continue
+        lost_perfs = next((n for n in range(1, _LOOK_AHEAD) if n < len(left) and _agree(left[n], steps[position])), 0)
+        ahead = steps[position : position + _LOOK_AHEAD]
+        lost_steps = next((n for n in range(1, len(ahead)) if _agree(left[0], ahead[n])), 0)
+        if lost_perfs and (not lost_steps or lost_perfs < lost_steps):
+            for _ in range(lost_perfs):
+                left.popleft()
+        elif lost_steps and (not lost_perfs or lost_steps < lost_perfs):
+            position += lost_steps
+        else:
+            left.popleft()
+            position += 1
+    return matched
 
 
 # --- the whole log ---------------------------------------------------------------------------------------------------
@@ -282,10 +316,10 @@ class _Reader:
         self.impossible += [step.impossible for step in self._file_steps if step.impossible]
         if self._file_steps and not self._file_steps[-1].whole:
             self._file_steps.pop()
-        # Both ranks pass a barrier in each interval, so the n-th line of one belongs to the n-th line of the other.
-        for step, perf in itertools.zip_longest(self._file_steps, self._perfs[: len(self._file_steps)]):
-            if perf is not None and step.tflops_per_gpu is None and perf.agrees(step):
-                step = step._replace(tflops_per_gpu=perf.tflops_per_gpu, matched=True)
+        perfs = match_perf(self._perfs, self._file_steps)
+        for position, step in enumerate(self._file_steps):
+            if step.tflops_per_gpu is None and position in perfs:
+                step = step._replace(tflops_per_gpu=perfs[position].tflops_per_gpu, matched=True)
             self.steps.append(step)
         self._file_steps, self._perfs = [], []
 

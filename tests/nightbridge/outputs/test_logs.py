@@ -14,8 +14,10 @@ from nightbridge.outputs.failure_lines import FLAKY_MARKERS
 from nightbridge.outputs.logs import (
     LogReading,
     LogTail,
+    Perf,
     StepRecord,
     latest_steps,
+    match_perf,
     parse_steps,
     raw_lines,
     read_logs,
@@ -120,15 +122,6 @@ class TestWholeLogs:
         assert [(step.iteration, step.tflops_per_gpu) for step in reading.steps] == [
             (n, 700.0 + n) for n in range(1, 6)
         ]
-
-    def test_lines_that_do_not_agree_in_their_times_are_not_put_together(
-        self, read: Callable[..., LogReading], step_line: type[StepLine]
-    ) -> None:
-        lost, *lines = [step_line(n, seconds=0.2 + n / 20 * (n < 4), tflops=700.0 + n) for n in range(1, 6)]
-        reading = read("\n".join(f"{line.perf}\n{line.step}" for line in lines) + f"\n{lost.perf}")
-        assert [step.tflops_per_gpu for step in reading.steps] == [702.0, 703.0, 704.0, 705.0]
-        reading = read("\n".join((lost.step, *(f"{line.perf}\n{line.step}" for line in lines))))
-        assert [step.tflops_per_gpu for step in reading.steps] == [None, None, None, 705.0, None]
 
     @pytest.mark.parametrize(
         "text",
@@ -365,6 +358,44 @@ class TestErrors:
     def test_a_newer_slurmstepd_gives_the_time_in_place_of_its_name(self, read: Callable[..., LogReading]) -> None:
         line = "[2026-11-22T08:02:36.924] error: Exceeded job memory limit"
         assert read(f"{line}\n").last_error == line
+
+
+class TestMatching:
+    """Rank 0's lines carry no iteration: order and step time must do."""
+
+    @staticmethod
+    def _steps(*seconds: float) -> list[StepRecord]:
+        return [StepRecord(n, 50, elapsed_ms=s * 1000) for n, s in enumerate(seconds, 1)]
+
+    def test_equal_counts_match_in_order_whatever_the_interleaving(self) -> None:
+        perfs = [Perf(0.25, 700.0 + n) for n in range(4)]
+        assert match_perf(perfs, self._steps(0.25, 0.25, 0.25, 0.25)) == dict(enumerate(perfs))
+
+    def test_after_a_lost_perf_line_the_rest_still_matches(self) -> None:
+        perfs = [Perf(5.0, 30.0), Perf(0.40, 400.0), Perf(0.50, 300.0)]
+        matched = match_perf(perfs, self._steps(5.0, 0.30, 0.40, 0.50))
+        assert matched == {0: perfs[0], 2: perfs[1], 3: perfs[2]}
+
+    def test_after_a_lost_step_line_the_rest_still_matches(self) -> None:
+        perfs = [Perf(5.0, 30.0), Perf(0.30, 500.0), Perf(0.40, 400.0), Perf(0.50, 300.0)]
+        matched = match_perf(perfs, self._steps(5.0, 0.40, 0.50))
+        assert matched == {0: perfs[0], 1: perfs[2], 2: perfs[3]}
+
+    def test_the_perf_line_of_a_step_whose_own_line_was_never_printed_is_left_over(self) -> None:
+        perfs = [Perf(0.25, 700.0), Perf(0.25, 701.0), Perf(0.25, 702.0)]
+        assert match_perf(perfs, self._steps(0.25, 0.25)) == {0: perfs[0], 1: perfs[1]}
+
+    def test_lines_that_agree_with_nothing_are_matched_with_nothing(self) -> None:
+        assert match_perf([Perf(9.0, 1.0)], self._steps(0.25)) == {}
+
+    @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=30), st.lists(st.floats(0.01, 100), max_size=30))
+    def test_whatever_is_matched_agrees_and_keeps_its_order(self, step_seconds: Any, perf_seconds: Any) -> None:
+        steps = self._steps(*step_seconds)
+        perfs = [Perf(seconds, float(n)) for n, seconds in enumerate(perf_seconds)]
+        matched = match_perf(perfs, steps)
+        numbers = [perf.tflops_per_gpu for _, perf in sorted(matched.items())]
+        assert numbers == sorted(set(numbers))
+        assert all(abs(perf.seconds - step_seconds[position]) < 0.0052 for position, perf in matched.items())
 
 
 @pytest.fixture
