@@ -165,6 +165,22 @@ _MAX_PICKLE_BYTES = 16 << 20
 _LEGACY_SAVE = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """How a file begins that `torch.save` wrote before torch 1.6: a number, as a pickle of its own."""
 _ARCHIVE = b"PK\3\4"
+_TENSOR = re.compile(rb"ctorch\._utils\n_rebuild_tensor_v([23])\n")
+_TORCH_NAME = re.compile(rb"ctorch\n(\w+)\n")
+_STORAGES = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+}
 _SAFETENSORS_BITS = re.compile(r"(?:BOOL|C|F|I|U|BF)(\d*)(?:_\w+)?")
 
 
@@ -258,14 +274,12 @@ class _Prover:
         try:
             records = read_archive(stream, item.offset, item.length)
         except BadArchive as error:
-            if (
-                item.is_tensor
-                or item.length > _MAX_PICKLE_BYTES
-                or not is_pickle(_read(stream, item.offset, item.length))
-            ):
+            if item.dtype or item.length > _MAX_PICKLE_BYTES or not is_pickle(_read(stream, item.offset, item.length)):
                 raise BadArchive(f"`{item.name}` at byte {item.offset} is damaged: {error}") from error
             self.unproven.append(f"{path.name} has objects without a checksum, such as `{item.name}`")
             return
+        if item.dtype:
+            _check_tensor(stream, item, records)
         self._note(path, records)
 
     def _note(self, path: Path, records: tuple[Record, ...]) -> None:
@@ -343,6 +357,25 @@ def _check_unnamed(stream: BinaryIO, begin: int, end: int) -> None:
     stream.seek(begin)
     if stream.read(min(end - begin, len(_ARCHIVE))) == _ARCHIVE:
         raise BadArchive(f"bytes {begin} to {end} are an item that .metadata does not name")
+
+
+def _check_tensor(stream: BinaryIO, item: Item, records: tuple[Record, ...]) -> None:
+    """Compare a plain tensor's archive with the chunk that `.metadata` says it is."""
+    described = next(record for record in records if record.name == "data.pkl")
+    stream.seek(described.offset)
+    text = stream.read(min(described.size, _MAX_PICKLE_BYTES))
+    values = [record for record in records if record.name.startswith("data/")]
+    version = _TENSOR.search(text)
+    if version is None or len(values) != 1:
+        return
+    names = [name.decode(errors="replace") for name in _TORCH_NAME.findall(text)]
+    dtypes = (_STORAGES.get(name, name if name.islower() else "") for name in names)
+    dtype = next(filter(None, dtypes), "")
+    if (dtype and dtype != item.dtype) or values[0].size < item.size:
+        raise BadArchive(
+            f"`{item.name}` at byte {item.offset} has {values[0].size} bytes of {dtype}, .metadata says {item.size} of"
+            f" {item.dtype}"
+        )
 
 
 def _safetensors_header(stream: BinaryIO) -> dict[str, Any] | None:

@@ -7,9 +7,10 @@ Opcodes that torch never writes, and such as go round that check or take time or
 before loading.
 
 The file has no checksum. What it says twice is compared instead: every chunk of every tensor has its storage and the
-other way round, and chunks lie in their tensor and have as many elements.
+other way round, chunks fill their tensor without overlap, names agree with the paths that they were made of.
 """
 
+import bisect
 import io
 import json
 import math
@@ -53,6 +54,7 @@ _HASHED_WHOLE = frozenset(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "REDUCE", "NEW
 _MAX_WEIGHT = 1000
 """Objects of a tuple, those of the tuples in it counted each time: so many are hashed when it is a key."""
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_BITS = re.compile(r"[a-z]+([0-9]+)")
 _MAX_DIMENSION = 1 << 62
 
 
@@ -65,8 +67,10 @@ class Item(NamedTuple):
     length: int
     transforms: tuple[str, ...] = ()
     """What the bytes were passed through, such as a compression."""
-    is_tensor: bool = False
-    """Whether it is a chunk of a tensor; else it is an object."""
+    dtype: str = ""
+    """The element type of a tensor's chunk; empty for an object."""
+    size: int = 0
+    """Bytes of the chunk's elements, 0 where not known."""
 
 
 class CheckpointMetadata(NamedTuple):
@@ -105,10 +109,9 @@ def read_metadata(path: Path) -> CheckpointMetadata:
         unpickler = _Unpickler(data)
         fields = _fields(unpickler.load())
         names, storage = fields.get("state_dict_metadata", {}), fields["storage_data"]
-        paths = fields.get("planner_data")
         return CheckpointMetadata(
             items=tuple(_items(names, storage)),
-            nested=isinstance(paths, dict) and bool(paths),
+            nested=_check_paths(names, fields.get("planner_data")),
             unknown=tuple(sorted(unpickler.unknown)),
         )
     except _Refused as refused:
@@ -128,6 +131,19 @@ def read_metadata(path: Path) -> CheckpointMetadata:
 # --- what it says twice ---------------------------------------------------------------------------------------------
 
 
+class _Box(NamedTuple):
+    """A chunk of a tensor: where it begins and how far it reaches, in each dimension."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def overlaps(self, other: "_Box") -> bool:
+        return all(
+            one < two + reach and two < one + extent
+            for one, extent, two, reach in zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True)
+        )
+
+
 def _items(names: Mapping[str, Any], storage: Mapping[Any, Any]) -> Iterator[Item]:
     """Every item; each chunk of each tensor, and each object, has to be stored once."""
     wanted = {key: found for name, described in names.items() for key, found in _chunks(name, described)}
@@ -139,30 +155,38 @@ def _items(names: Mapping[str, Any], storage: Mapping[Any, Any]) -> Iterator[Ite
         offset = offset if offset is None else _shape(offset)
         if (name, offset) not in wanted:
             raise ValueError(f"it stores {_quoted(name)} twice, or stores what the state dict does not have")
-        yield _item(name, _fields(place), wanted.pop((name, offset)))
+        dtype, size = wanted.pop((name, offset))
+        yield _item(name, _fields(place), dtype, size)
     if wanted:
         name, _ = next(iter(wanted))
         raise ValueError(f"{len(wanted)} parts of the state dict are not stored, the first is of {_quoted(name)}")
 
 
-def _chunks(name: str, described: Any) -> Iterator[tuple[tuple[str, Any], bool]]:
-    """The name and the offset of each stored part, and whether it is a tensor's."""
+def _chunks(name: str, described: Any) -> Iterator[tuple[tuple[str, Any], tuple[str, int]]]:
+    """The name and the offset of each stored part, with its element type and its bytes."""
     if type(described).__name__ == "BytesStorageMetadata":
-        yield (name, None), False
+        yield (name, None), ("", 0)
         return
     fields = _fields(described)
     whole = _shape(fields["size"])
-    elements = 0
-    for chunk in map(_fields, fields["chunks"]):
-        offsets, sizes = _shape(chunk["offsets"]), _shape(chunk["sizes"])
-        if not len(offsets) == len(sizes) == len(whole):
-            raise ValueError(f"a chunk of {_quoted(name)} has not its tensor's dimensions")
-        if any(at + size > limit for at, size, limit in zip(offsets, sizes, whole, strict=True)):
-            raise ValueError(f"a chunk of {_quoted(name)} lies outside of its tensor")
-        elements += math.prod(sizes)
-        yield (name, offsets), True
-    if elements != math.prod(whole):
-        raise ValueError(f"the chunks of {_quoted(name)} do not fill its tensor once")
+    boxes = [_Box(_shape(chunk["offsets"]), _shape(chunk["sizes"])) for chunk in map(_fields, fields["chunks"])]
+    _check_filled(name, whole, boxes)
+    dtype = _dtype(fields["properties"])
+    match = _BITS.match(dtype)
+    bytes_each = 1 if dtype == "bool" else int(match[1]) // 8 if match else 0
+    for box in boxes:
+        yield (name, box.offsets), (dtype, math.prod(box.sizes) * bytes_each)
+
+
+def _dtype(properties: Any) -> str:
+    """The element type, from either form of `TensorProperties`: a tuple, and before torch 2.1 fields."""
+    state = properties.state
+    dtype, encoding = (state["dtype"], None) if isinstance(state, dict) else (state[0], state[3])
+    if encoding is not None and encoding.arguments not in ((0,), (1,), (2,)):
+        raise ValueError("a tensor has a memory format that there is not")
+    if not isinstance(dtype, type) or dtype.__module__ != "torch":
+        raise ValueError("a tensor's element type is none")
+    return dtype.__name__
 
 
 def _shape(numbers: Any) -> tuple[int, ...]:
@@ -171,9 +195,47 @@ def _shape(numbers: Any) -> tuple[int, ...]:
     return numbers
 
 
-def _item(name: str, place: dict[str, Any], is_tensor: bool) -> Item:
+def _check_filled(name: str, whole: tuple[int, ...], boxes: list[_Box]) -> None:
+    """Chunks lie in their tensor, do not overlap, and fill it: torch refuses to save others."""
+    for box in boxes:
+        if len(box.offsets) != len(whole) or len(box.sizes) != len(whole):
+            raise ValueError(f"a chunk of {_quoted(name)} has not its tensor's dimensions")
+        if any(at + size > limit for at, size, limit in zip(box.offsets, box.sizes, whole, strict=True)):
+            raise ValueError(f"a chunk of {_quoted(name)} lies outside of its tensor")
+    if sum(math.prod(box.sizes) for box in boxes) != math.prod(whole) or _some_overlap(boxes, len(whole)):
+        raise ValueError(f"the chunks of {_quoted(name)} do not fill its tensor once")
+
+
+def _some_overlap(boxes: list[_Box], dimensions: int) -> bool:
+    """Whether any two overlap, by a sweep over the dimension that most of them differ in."""
+    sweep = max(range(dimensions), key=lambda each: len({box.offsets[each] for box in boxes}), default=None)
+    if sweep is None:
+        return len(boxes) > 1
+    active: list[tuple[int, _Box]] = []
+    for box in sorted(boxes, key=lambda each: each.offsets[sweep]):
+        del active[: bisect.bisect_right(active, box.offsets[sweep], key=lambda each: each[0])]
+        if any(box.overlaps(other) for _, other in active):
+            return True
+        bisect.insort(active, (box.offsets[sweep] + box.sizes[sweep], box))
+    return False
+
+
+def _check_paths(names: Mapping[str, Any], paths: Any) -> bool:
+    """Compare names with the paths in the nested state dict that they were made of; return whether there are any."""
+    if not isinstance(paths, dict) or not paths:
+        return False
+    for name in names:
+        path = paths.get(name)
+        if not isinstance(path, tuple) or not all(isinstance(part, (str, int)) for part in path):
+            raise ValueError("a path in the state dict is none")
+        if ".".join(map(str, path)) != name:
+            raise ValueError(f"the name {_quoted(name)} does not agree with its path")
+    return True
+
+
+def _item(name: str, place: dict[str, Any], dtype: str, size: int) -> Item:
     transforms = tuple(each for each in place.get("transform_descriptors") or () if isinstance(each, str))
-    item = Item(name, place["relative_path"], place["offset"], place["length"], transforms, is_tensor)
+    item = Item(name, place["relative_path"], place["offset"], place["length"], transforms, dtype, size)
     if not isinstance(item.relative_path, str) or type(item.offset) is not int or type(item.length) is not int:
         raise TypeError("a storage entry is not a path with two numbers")
     if not 0 <= item.offset < _MAX_DIMENSION or not 0 <= item.length < _MAX_DIMENSION or "\0" in item.relative_path:

@@ -27,7 +27,11 @@ def test_what_torch_wrote_is_read_without_torch(name: Any) -> None:
     metadata = read_metadata(DATA / name)
     entries = metadata.items
     assert (entries[0].name, *entries[0][1:4]) == ("rng_state/rank_0.seed", "__0_0.distcp", 0, 1261)
-    assert {entry.name for entry in entries if entry.is_tensor} == {"model.weight", "model.bias", "optimizer.exp_avg"}
+    assert {(entry.name, entry.dtype, entry.size) for entry in entries if entry.dtype} == {
+        ("model.weight", "float32", 256),
+        ("model.bias", "bfloat16", 14),
+        ("optimizer.exp_avg", "float16", 16),
+    }
     assert metadata.nested
     assert metadata.has("common_state")
     assert metadata.unknown == ()
@@ -188,6 +192,10 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a hole": (lambda m: _chunk(m, (0,), (999,)), "do not fill its tensor once"),
     "other dimensions": (lambda m: _chunk(m, (0, 0), (5, 5)), "has not its tensor's dimensions"),
     "a negative shape": (lambda m: _chunk(m, (0,), (-1,)), "a shape is not a tuple of numbers"),
+    "another path": (
+        lambda m: setattr(m, "planner_data", {"model.a": ("model", "a"), "model.b": ("model", "c")}),
+        "the name `model.b` does not agree with its path",
+    ),
     "a range before the file": (lambda m: setattr(_place(m), "offset", -1), "is not a range of a file"),
 }
 
@@ -215,3 +223,27 @@ def test_metadata_that_contradicts_itself_is_damage(tmp_path: Path, name: str) -
     path.write_bytes(torch_files.pickle_metadata(metadata))
     with pytest.raises(DamagedData, match=reason):
         read_metadata(path)
+
+
+def test_chunks_that_overlap_are_damage_in_whatever_dimension(tmp_path: Path) -> None:
+    path = tmp_path / ".metadata"
+    metadata = saved_metadata({"a": (0, 4000)})
+    quarters = [(row, column) for row in (0, 2) for column in (0, 3)]
+    for corners, whole in ((quarters, True), ([(0, 0), (0, 3), (1, 0), (2, 3)], False)):
+        chunks = [
+            torch_files.ChunkStorageMetadata(offsets=torch_files.Size(corner), sizes=torch_files.Size((2, 3)))
+            for corner in corners
+        ]
+        tensor = metadata.state_dict_metadata["model.a"]
+        tensor.size, tensor.chunks = torch_files.Size((4, 6)), chunks
+        place = _place(metadata)
+        metadata.storage_data = {
+            torch_files.MetadataIndex(fqn="model.a", offset=chunk.offsets, index=number): place
+            for number, chunk in enumerate(chunks)
+        }
+        path.write_bytes(torch_files.pickle_metadata(metadata))
+        if whole:
+            assert len(read_metadata(path).items) == 4
+        else:
+            with pytest.raises(DamagedData, match="do not fill its tensor once"):
+                read_metadata(path)
