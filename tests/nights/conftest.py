@@ -47,7 +47,7 @@ QUICK = {
 SHARP_EYES = {"silence": 5, "start_up": 60, "no_heartbeat": 60, "second_look": 1, "last_word": 5}
 """The reaper's seconds, for tests that wait for it."""
 
-REAP_EVERY = 20.0
+REAP_EVERY = 30.0
 """Seconds from one look of the reaper to the next, which are five minutes in the shipped schedule; each is a flow run."""
 
 REAPER_TAG = "reaper of a test"
@@ -127,6 +127,11 @@ class Rig:
                 path = f"deployments/{deployment['id']}/schedules/{schedule['id']}"
                 self.server.ask("PATCH", path, {"active": False})
 
+    def go_straight(self, deployment: str) -> None:
+        """Let workers start a deployment's flow runs without the two processes that prepare a workspace."""
+        found = self.server.ask("GET", f"deployments/name/{deployment}")
+        self.server.ask("PATCH", f"deployments/{found['id']}", {"job_variables": found["job_variables"] | STRAIGHT})
+
     def stop(self) -> None:
         for worker in self.workers:
             worker.stop()
@@ -178,10 +183,9 @@ def make_rig(
     commit_behaviour(workloads, "Wait for every rank", slow_wall=0.15)
     commit_behaviour(workloads, "Wait for every rank", workload="megatron_lm", slow_wall=0.15)
     installed.make("deploy")
-    # One reaper after another in every night that goes on by itself.
-    reaper = server.ask("GET", "deployments/name/reaper/reaper")
-    server.ask("PATCH", f"deployments/{reaper['id']}", {"job_variables": reaper["job_variables"] | STRAIGHT})
-    return Rig(installed, proxy, workloads, environments)
+    rig = Rig(installed, proxy, workloads, environments)
+    rig.go_straight("reaper/reaper")  # one after another in every night that goes on by itself
+    return rig
 
 
 @dataclass
@@ -273,12 +277,24 @@ def begin(rig: Rig, tmp_path: Path) -> Iterator[Callable[..., Night]]:
     """Starts a night in the test's own workspace; what the test leaves is ended after it."""
     begun: list[Night] = []
 
-    def start(night: str | None = None, entries: Sequence[Entry] = ENTRIES) -> Night:
+    def start(
+        night: str | None = None, entries: Sequence[Entry] = ENTRIES, job_variables: Mapping[str, Any] = {}
+    ) -> Night:
         scenario = write_scenario(tmp_path / "conf", rig.workloads, "faults", *entries)
         site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=rig.environments)
         chosen = night or f"n{secrets.token_hex(3)}"
         tests = [entry.id for entry in entries]
-        begun.append(start_night(rig.installed, tmp_path / "workspace", chosen, tests, scenario=scenario, site=site))
+        begun.append(
+            start_night(
+                rig.installed,
+                tmp_path / "workspace",
+                chosen,
+                tests,
+                scenario=scenario,
+                site=site,
+                job_variables=job_variables,
+            )
+        )
         return begun[-1]
 
     yield start

@@ -218,16 +218,17 @@ def start_night(
     *,
     scenario: Path,
     site: Path,
-    **parameters: Any,
+    job_variables: Mapping[str, Any],
 ) -> Night:
     """Ask for a night, as "Custom run" of the deployment does in the UI."""
     log_from = log_sizes(installed)
     deployment = installed.server.ask("GET", f"deployments/name/{DEPLOYMENT}")
-    given = {"scenario": str(scenario), "system": str(site), "night": night, **parameters}
+    given = {"scenario": str(scenario), "system": str(site), "night": night}
     # The form offers the deployment's own scenarios; a caller of the API may name another file.
     asked = {
         "state": {"type": "SCHEDULED", "message": "Run from the UI"},
         "parameters": given,
+        "job_variables": job_variables,
         "enforce_parameter_schema": False,
     }
     made = installed.server.ask("POST", f"deployments/{deployment['id']}/create_flow_run", asked)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.nights.conftest import PLAIN, SLOT, ZONE, ClockRig, in_any_stage, start_clock_rig
-from tests.nights.night import log_sizes
+from tests.nights.night import DEPLOYMENT, log_sizes
 
 pytestmark = pytest.mark.launcher
 
@@ -46,7 +46,9 @@ def whole_clock_rig(
 ) -> Iterator[ClockRig]:
     folder = tmp_path_factory.mktemp("rig")
     with ExitStack() as stack:
-        yield start_clock_rig(folder, disk, SPRING, PLAIN, environments_dir, launcher_python, stack)
+        rig = start_clock_rig(folder, disk, SPRING, PLAIN, environments_dir, launcher_python, stack)
+        rig.go_straight(DEPLOYMENT)  # what the tests do to a night comes after its workspace is prepared
+        yield rig
 
 
 @pytest.fixture

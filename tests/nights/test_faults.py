@@ -20,6 +20,7 @@ from tests.nights.conftest import EVERY_STAGE, PLAIN, SEED, SHARP_EYES, Rig, in_
 from tests.nights.installation import wait_for
 from tests.nights.night import GOOD_STATES, STAGES, Night
 from tests.real.postgres import postgres_missing_reason
+from tests.real.prefect_harness import STRAIGHT
 from tests.real.prefect_proxy import at_random
 
 pytestmark = pytest.mark.launcher
@@ -142,7 +143,7 @@ def test_two_workers_and_a_person_run_one_night_at_once(rig: Rig, begin: Begin, 
 def test_a_server_that_is_away_for_a_while_is_waited_for_and_may_die_right_after_a_night_has_told_its_end(
     rig: Rig, begin: Begin, stage: str
 ) -> None:
-    night = begin(entries=PLAIN)
+    night = begin(entries=PLAIN, job_variables=STRAIGHT)
     night.wait_until(stage)
 
     for seconds in (SHARP_EYES["silence"] / 2, OUTAGE):
@@ -164,7 +165,7 @@ def test_a_server_that_is_away_for_a_while_is_waited_for_and_may_die_right_after
 def test_a_database_that_is_restarted_is_waited_for(rig: Rig, begin: Begin, stage: str) -> None:
     need(postgres_missing_reason())
     assert rig.postgres is not None
-    night = begin(entries=PLAIN)
+    night = begin(entries=PLAIN, job_variables=STRAIGHT)
     night.wait_until(stage)
 
     rig.postgres.stop()

@@ -17,6 +17,7 @@ from tests.nights.conftest import EVERY_STAGE, PLAIN, Rig, in_any_stage, make_ri
 from tests.nights.night import Night
 from tests.real.balanced_servers import BalancedServers, balanced_missing_reason, nginx_as_documented
 from tests.real.postgres import postgres_missing_reason, start_postgres
+from tests.real.prefect_harness import STRAIGHT
 from tests.real.prefect_proxy import proxy_to
 from tests.real.prefect_server import make_database
 from tests.real.slurm_daemons import free_ports
@@ -56,14 +57,14 @@ def test_one_of_them_is_killed_and_the_night_passes_and_so_does_the_next(
     for member in servers.members:
         if not member.answers():
             member.start()
-    night = begin(entries=PLAIN)
+    night = begin(entries=PLAIN, job_variables=STRAIGHT)
     night.wait_until(stage)
 
     servers.members[0].kill()
 
     night.passes()
     assert "Crashed" not in night.state_history
-    begin(entries=PLAIN if EVERY_STAGE else PLAIN[:1]).passes()
+    begin(entries=PLAIN if EVERY_STAGE else PLAIN[:1], job_variables=STRAIGHT).passes()
 
 
 class _Counting(BaseHTTPRequestHandler):
