@@ -90,11 +90,15 @@ def overview_of_tests(store: ObjectStore, since: str = "") -> tuple[TestOverview
 
 
 def _open_nights(newest_first: Iterable[Night]) -> list[str]:
-    """The last night of each scenario that has begun and has not ended, be it under way or dead."""
-    last: dict[str, Night] = {}
+    """The nights that have begun and not ended, be they under way or dead, with a test that no later night has."""
+    later: set[str] = set()
+    found = []
     for night in newest_first:
-        last.setdefault(night.start.scenario, night)
-    return [f"{night.start.night} of {scenario}" for scenario, night in last.items() if night.ended is None]
+        tests = {run.test_id for run in night.start.tests}
+        if night.ended is None and not tests <= later:
+            found.append(f"{night.start.night} of {night.start.scenario}")
+        later |= tests if night.end is None else {run.test_id for run in night.end.verdicts}
+    return found
 
 
 def _open_decisions(store: ObjectStore, night: str) -> list[StoredDecision]:

@@ -114,3 +114,21 @@ def test_a_night_that_never_ended_is_over_once_a_later_one_has(store: DirectoryS
     end_night(store, "one", verdict_of("llama", "2026-11-21", PASSED))
 
     assert headline_of(index_html(store)) == "No test needs attention"
+
+
+def test_a_night_that_never_ended_is_open_while_later_ones_had_other_tests_alone(store: DirectoryStore) -> None:
+    llama, mixtral = (verdict_of(test, "2026-11-20", PASSED) for test in ("llama", "mixtral"))
+    end_night(store, "one", llama, mixtral)
+    for night in ("2026-11-21", "2026-11-22"):
+        begin_night(store, "one", *(each.model_copy(update={"night": night}) for each in (llama, mixtral)))
+    end_night(store, "one", verdict_of("llama", "2026-11-23", PASSED))
+
+    page = index_html(store)
+
+    assert headline_of(page) == "No test needed attention; not every night has ended"
+    assert "Night 2026-11-22 of one has not ended" in page
+    assert "2026-11-21 of one" not in page
+
+    end_night(store, "two", verdict_of("mixtral", "2026-11-24", PASSED))
+
+    assert headline_of(index_html(store)) == "No test needs attention"
