@@ -195,8 +195,7 @@ class ImageImport(ImportFolders):
     )
     credentials: SecretRef | None = Field(
         None,
-        description="A secret of lines `machine HOST login USER password PASSWORD`; enroot's and docker's own files "
-        "when unset.",
+        description="A secret of lines `machine HOST login USER password PASSWORD`; enroot's own file when unset.",
     )
 
 

@@ -257,8 +257,8 @@ def fitting_options(options: Sequence[str], script: str) -> list[str]:
 
     Of an option that is given twice sbatch takes the last, and an option replaces the script's own: lists of nodes to
     exclude are joined here, and so is what the job waits for. A node that is both required and excluded would be
-    refused. Of the options that nightbridge decides itself none is
-    left; one with a value, the job's name, is overridden.
+    refused. Of the options that nightbridge decides itself none is left; one with a value, the job's name, is
+    overridden.
 
     Raises:
         LaunchRefused: With them the attempt has no job, several, or one that is not found (`NOT_ONE_JOB`).
