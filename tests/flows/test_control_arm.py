@@ -28,6 +28,8 @@ class Nights:
         self.folder, self.repositories = folder, make_practice_repositories(folder / "practice")
         self.cluster = folder / "cluster.json"
         self.scenario = write_scenario(folder / "conf", self.repositories, "one", Entry(id="t", cmd_args=FEW_STEPS))
+        sample = self.scenario.parent / "llama_small.toml"
+        sample.write_text(sample.read_text().replace("[harvest]", '[harvest]\ncheckpoint = "none"'))
         self.site = write_site(folder / "site.toml", workspace=folder / "workspace", environments=environments)
         self.site.write_text(f'{self.site.read_text()}\n[cluster.env_vars]\nPRACTICE_CLUSTER = "{self.cluster}"\n')
         self.verdicts: dict[str, Verdict] = {}
