@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from nightbridge.launch.flags import V0_4_0, V0_5_0, V0_6_0
-from nightbridge.models.series import DEFAULT_NUM_GPUS
-from nightbridge.rules.rule import RuleContext, cmd_args, is_local, rule
+from nightbridge.launch.flags import V0_4_0, V0_5_0, V0_6_0, Version
+from nightbridge.models.series import DEFAULT_NUM_GPUS, DEFAULTS
+from nightbridge.rules.rule import OLDEST, RuleContext, cmd_args, is_local, rule
 
 _SUBMISSION = "Megatron-Bridge: setup_experiment.py and argument_parser.py of scripts/performance at 067f987d (main)"
 
@@ -93,6 +93,24 @@ _LIBRARY_ONLY: Mapping[str, str] = {
 }
 """Keys that are read with `use_recipes` alone, each with the override that does the same without it."""
 
+_PERFORMANCE_ONLY: Mapping[str, Version | None] = {
+    **dict.fromkeys(("nccl_ub", "moe_flex_dispatcher_backend"), V0_6_0),
+    **dict.fromkeys(("compute_dtype", "config_variant", "optimizer_type", "moe_a2a_overlap")),
+    **dict.fromkeys(("hidden_size", "num_layers", "num_moe_experts", "first_k_dense_replace", "use_tokendrop")),
+    **dict.fromkeys(("pipeline_model_parallel_layout", "use_megatron_fsdp", "cuda_graph_impl", "cuda_graph_scope")),
+    **dict.fromkeys(("recompute_num_layers", "recompute_modules", "activation_offload_layers")),
+    **dict.fromkeys(("c4_root", "c4_train_shards")),
+}
+"""Keys that are not read with `use_recipes`, but from this version on."""
+
+_NEVER_READ: Mapping[str, Version] = {
+    **dict.fromkeys(("dataset_name", "packed_sequence"), OLDEST),
+    "optimizer_type": V0_6_0,
+}
+"""Keys that nothing reads from this version on."""
+
+_SOMETIMES_READ = _LIBRARY_ONLY.keys() | _PERFORMANCE_ONLY.keys() | _NEVER_READ.keys()
+
 
 def is_given(value: object) -> bool:
     """Whether a value of `[cmd_args]` sets anything: a switch that is off, and an empty text or list, do not."""
@@ -116,12 +134,19 @@ def _unread(run: RuleContext) -> Iterator[str]:
     if not has_nvidias_launcher(run):
         return
     args, library = run.args, bool(run.args.get("use_recipes"))
-    for field, override in _LIBRARY_ONLY.items():
-        if not library and is_given(args.get(field)):
+    for field in [name for name in args if name in _SOMETIMES_READ]:
+        if not is_given(args[field]) or args[field] == DEFAULTS.get(field):
+            continue
+        since = _PERFORMANCE_ONLY.get(field, OLDEST)
+        if field in _NEVER_READ and run.version >= _NEVER_READ[field]:
+            yield f"cmd_args.{field} has no effect: nothing in this version of Megatron-Bridge reads it; remove it"
+        elif field in _LIBRARY_ONLY and not library:
             yield (
                 f"cmd_args.{field} has no effect without use_recipes, so the recipe's own value trains; "
-                f"write the override {override} in its place"
+                f"write the override {_LIBRARY_ONLY[field]} in its place"
             )
+        elif library and (since is None or run.version < since):
+            yield f"cmd_args.{field} has no effect with use_recipes, so the recipe's own value trains; remove it"
     if library and run.version < V0_5_0 and run.test.extra_cmd_args:
         yield "extra_cmd_args has no effect with use_recipes before v0.5.0, which drops all overrides; pin a newer one"
     length = args.get("seq_length")
