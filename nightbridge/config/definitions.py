@@ -3,6 +3,7 @@
 References to secrets stay references, and a literal token becomes one immediately.
 """
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -24,9 +25,12 @@ from nightbridge.config.arguments import (
 from nightbridge.config.cloudai_compat import check_options, gate_of, sbatch_options, split_drawn, sweep_of
 from nightbridge.config.documents import Findings, KeyPath, Layered
 from nightbridge.config.schema import TestTable, check_table
+from nightbridge.errors import PermanentError
+from nightbridge.files import read_regular
 from nightbridge.launch.flags import expands, version_for_pin
 from nightbridge.launch.resources import gpus_per_node, oversized_checkpoint
 from nightbridge.models import (
+    GOLDEN_LIMIT,
     HETERO_MIMO,
     MOUNT_POINT,
     Dependency,
@@ -178,9 +182,22 @@ def _gate(table: TestTable, file: str, findings: Findings) -> GatePolicy:
     if gate.golden is None:
         return gate
     path = (Path(file).parent / gate.golden).absolute()
-    if not os.path.isfile(path):
-        findings.problem(("gate", "golden"), f"no such file: {path}")
+    if fault := _golden_fault(path):
+        findings.problem(("gate", "golden"), f"{fault}: {path}")
     return gate.model_copy(update={"golden": str(path)})
+
+
+def _golden_fault(path: Path) -> str:
+    """Why a file holds no golden values, as far as its form says so: the night would know when the run has ended."""
+    if not os.path.isfile(path):
+        return "no such file"
+    try:
+        content = json.loads(read_regular(path.resolve(), limit=GOLDEN_LIMIT).decode())
+    except (OSError, PermanentError) as error:
+        return f"cannot be read ({error})"
+    except (ValueError, RecursionError) as error:
+        return f"is not JSON ({error})"
+    return "" if isinstance(content, dict) and content else "contains no golden values"
 
 
 def _node_options(table: TestTable, findings: Findings) -> tuple[str, ...]:

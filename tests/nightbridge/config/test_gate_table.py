@@ -95,6 +95,28 @@ def test_a_gate_that_cannot_be_asked_is_a_violation(tmp_path: Path, tables: str,
     assert violation in " ".join(test.violations)
 
 
+@pytest.mark.parametrize(
+    ("content", "violation"),
+    [
+        (b'<<<<<<< HEAD\n{"0": {"lm loss": 3}}', "is not JSON"),
+        (bytes(range(7, 256)), "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"{}", "contains no golden values"),
+        (b"[10.5]", "contains no golden values"),
+    ],
+)
+def test_a_golden_file_that_is_none_is_a_violation_before_any_gpu_hour(
+    tmp_path: Path, content: bytes, violation: str
+) -> None:
+    (tmp_path / "golden.json").write_bytes(content)
+
+    test = only(write(tmp_path, "t", tables='[gate]\ngolden = "golden.json"'))
+
+    assert isinstance(test, InvalidTest)
+    assert f"gate.golden: {violation}" in " ".join(test.violations)
+    assert str(tmp_path / "golden.json") in " ".join(test.violations)
+
+
 def test_the_pins_of_a_canary_must_not_be_able_to_move(tmp_path: Path) -> None:
     moving, fixed = (
         only(write(tmp_path, "a", top="canary = true", commit="main")),
