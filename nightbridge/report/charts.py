@@ -410,7 +410,9 @@ def _fit(figure: "Figure", axes: "Axes") -> None:
 
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(FixedLocator([float(place) for place in axis.get_majorticklocs()]))
-    (width, height), labels, inner = figure.bbox.size, axes.get_tightbbox(), axes.get_window_extent()
+    # The axes' names are as long as their drawing is wide where they must be, and get no room at their ends.
+    labels, inner = axes.get_tightbbox(for_layout_only=True), axes.get_window_extent()
+    width, height = figure.bbox.size
     assert labels is not None  # as it is of axes that nobody sees
     room = ROOM * figure.dpi
     figure.subplots_adjust(

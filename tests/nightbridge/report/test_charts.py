@@ -257,3 +257,13 @@ def test_what_lists_the_fonts_of_a_new_machine_sees_no_secret(tmp_path: Path) ->
 
     assert "PATH=" in seen.read_text()
     assert "hf_secret" not in seen.read_text()
+
+
+def test_the_names_of_the_axes_take_nothing_from_the_drawing_however_long_they_are() -> None:
+    chosen = [ChosenPoint(0, 1.0, is_best=False), ChosenPoint(1, 2.0, is_best=True)]
+
+    def marks(across: str, upright: str) -> list[tuple[str | None, str | None]]:
+        root = ElementTree.fromstring(choice_chart(chosen, ["1", "2"], across, upright))
+        return [(mark.get("x"), mark.get("y")) for mark in root.iter(f"{SVG}use")]
+
+    assert marks("x" * 200, "y") == marks("x", "y" * 200) == marks("x", "y") != []
