@@ -24,6 +24,7 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.flows import Flow
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 from prefect.states import AwaitingRetry
 from prefect.utilities.importtools import import_object
 from prefect.workers.process import ProcessWorker
@@ -222,6 +223,14 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
             _make_deployment(client, each, site_of_form(each.flow, given, site), results, off)
             yield f"deployment {name}{', its schedule stays switched off' if off else ''}"
         yield from make_automations(client, cluster, recipients)
+    yield from without_server()
+
+
+def without_server() -> Iterator[str]:
+    """Where the deployments are when no server is configured: in a database that a server may never read."""
+    if not PREFECT_API_URL.value():
+        kept = PREFECT_HOME.value()
+        yield f"PREFECT_API_URL is not set: this is in Prefect's database in {kept}; to deploy to a server, set it"
 
 
 def _check_git(request: Request) -> None:

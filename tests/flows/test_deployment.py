@@ -19,11 +19,11 @@ from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.objects import State, StateType, WorkPool, WorkQueue
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
-from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, PREFECT_HOME, temporary_settings
 from prefect.states import Cancelled, Crashed, Failed, Late, Pending, Running, Suspended
 
 from nightbridge.errors import InvalidInput
-from nightbridge.flows.deploy import Request, deploy, main, start_night
+from nightbridge.flows.deploy import Request, deploy, main, start_night, without_server
 from nightbridge.models import SiteChoice, StoreSettings, utc_now
 from nightbridge.nights.records import NightStart, record_start
 from nightbridge.store.protocol import open_store
@@ -585,3 +585,13 @@ def test_the_place_in_the_queue_is_free_again_when_a_night_crashed_or_is_suspend
     for flow_run in (first, waiting):
         client.set_flow_run_state(flow_run, Cancelled(), force=True)
     assert bool(offered) is free
+
+
+def test_what_is_deployed_without_a_server_says_where_it_is(tmp_path: Path) -> None:
+    with temporary_settings({PREFECT_HOME: tmp_path}, restore_defaults={PREFECT_API_URL}):
+        (said,) = without_server()
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:4200/api"}):
+        nothing = list(without_server())
+
+    assert f"PREFECT_API_URL is not set: this is in Prefect's database in {tmp_path}" in said
+    assert nothing == []
