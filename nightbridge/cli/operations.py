@@ -116,7 +116,8 @@ def doctor(
         if not as_json:
             print_all([str(check)])
     bad = [check.subject for check in done if not check.healthy]
-    summary = f"{len(bad)} of {len(done)} checks failed: {', '.join(bad)}" if bad else f"all {len(done)} checks passed"
+    need = "needs" if len(bad) == 1 else "need"
+    summary = f"{len(bad)} of {len(done)} {need} you: {', '.join(bad)}" if bad else f"all {len(done)} checks passed"
     show(as_json, {"healthy": not bad, "findings": done}, lambda: [summary])
     return EXIT_INTERNAL if bad else 0
 
