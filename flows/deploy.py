@@ -305,7 +305,11 @@ def _check_formers(wanted: Iterable[_Wanted], formers: Mapping[str, DeploymentRe
                 subject=each.cluster,
                 advice=f"Name the scenarios, so that each cluster has deployments of its own, {advice}",
             )
-        if each.file and each.request.files and scenario not in ("", each.offered[str(each.file)].name):
+        if each.file is None or not each.request.files:
+            continue
+        place = former.parameters.get("scenario"), former.pull_steps
+        is_same_file = place == (str(each.file), [_pull_step(each.request)])  # its scenario may be renamed
+        if not is_same_file and scenario not in ("", each.offered[str(each.file)].name):
             raise InvalidInput(
                 f"it would replace the deployment {name} of the scenario {scenario}",
                 subject=str(each.file),

@@ -284,13 +284,13 @@ def test_a_deployment_of_another_scenario_is_not_replaced(tmp_path: Path, monkey
         return [line for line in deploy(Request(files=(Path(file.name),))) if "nightly-ours-local" in line]
 
     name = "nightly-regression/nightly-ours-local"
-    first, elsewhere = deploy_in("one", "first"), deploy_in("two", "first")
+    first, renamed, elsewhere = deploy_in("one", "first"), deploy_in("one", "renamed"), deploy_in("two", "renamed")
     with pytest.raises(
-        InvalidInput, match=rf"ours\.toml: it would replace the deployment {name} of the scenario first"
+        InvalidInput, match=rf"ours\.toml: it would replace the deployment {name} of the scenario renamed"
     ):
-        deploy_in("two", "second")
+        deploy_in("three", "second")
 
-    assert first == elsewhere == [f"deployment {name}"]
+    assert first == renamed == elsewhere == [f"deployment {name}"]
 
 
 @pytest.mark.usefixtures("without_ours")
