@@ -1,4 +1,4 @@
-"""One run: the stages in order, with a new attempt after a failure of the cluster."""
+"""One run: the stages in order, with a new attempt after a failure of the cluster, its own or a dependency's."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -20,14 +20,13 @@ from nightbridge.slurm.attempts import (
     AttemptRequest,
     choose_attempt,
     ended_jobs,
-    may_try_again,
     next_attempt,
 )
 from nightbridge.tasks.cancel import cancel_runs
 from nightbridge.tasks.compare import compare
 from nightbridge.tasks.context import is_in_night, mark_started, shared_night
 from nightbridge.tasks.harvest import harvest
-from nightbridge.tasks.job import submit_and_watch
+from nightbridge.tasks.job import needs_another_job, submit_and_watch
 from nightbridge.tasks.mirror import add_tags
 from nightbridge.tasks.prepare import clone, container, prepare, validate
 
@@ -86,7 +85,7 @@ def _run_and_harvest(run: RunSpec, site: Site, limits: ClusterLimits, request: A
     while True:
         plan = validate(run, checkout, image, site, limits, attempt.attempt, attempt.attempt_dir, ended)
         ended = (*ended, submit_and_watch(run, plan, site))
-        if not may_try_again(ended, site.cluster):
+        if not needs_another_job(run, ended, site):
             return harvest(run, checkout, image, plan, ended, site)
         attempt = next_attempt(run, site, after=attempt.attempt)
         get_run_logger().warning("%s: %s; retrying as %s", ended[-1].name, ended[-1].outcome_reason, attempt.name)

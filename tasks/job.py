@@ -5,7 +5,7 @@ Dependencies: a run whose job waits for another one's needs that job's id first.
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from prefect.logging import get_run_logger
@@ -19,6 +19,8 @@ from nightbridge.slurm.attempt_files import newest_intent, note_waiting, read_at
 from nightbridge.slurm.attempts import (
     NotSubmittedYet,
     dependency_options,
+    lacked_a_dependency,
+    may_try_again,
     read_ended,
     record_ended,
     unrecorded_ends,
@@ -217,3 +219,25 @@ def submit_and_watch(run: RunSpec, plan: LaunchPlan, site: Site) -> Job:
         # One of them that failed while the slot was waited for needs a slot for its next attempt.
         with contextlib.suppress(NotSubmittedYet), job_slots(plan, site):
             return watch(submit(run, plan, site), plan, site)
+
+
+def needs_another_job(run: RunSpec, jobs: Sequence[Job], site: Site) -> bool:
+    """Whether a run whose jobs have ended is tried again.
+
+    Its newest job failed for the cluster's reasons; or it never started because one that it depends on did so, and
+    another attempt takes that one's place. Each of these not more often than the site allows.
+    """
+    if not lacked_a_dependency(jobs[-1]):
+        return may_try_again(jobs, site.cluster)
+    return sum(map(lacked_a_dependency, jobs)) < site.cluster.max_attempts and _can_still_start(run, site)
+
+
+def _can_still_start(run: RunSpec, site: Site) -> bool:
+    """Whether what a run depends on may still end well, as far as it is recorded: the submission looks again."""
+    try:
+        dependency_options(run, site.workspace, this_night().may_submit)
+    except NotSubmittedYet:
+        return True
+    except LaunchRefused:
+        return False
+    return True

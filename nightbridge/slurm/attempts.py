@@ -49,6 +49,7 @@ from nightbridge.slurm.attempt_files import (
     current_attempt,
     open_attempt,
     read_attempt,
+    read_cancellation,
     read_intents,
 )
 from nightbridge.slurm.protocol import Cluster, Lookup
@@ -324,6 +325,17 @@ SLURM_TYPES: Mapping[str, str] = {
 satisfied leaves the job pending as DependencyNeverSatisfied, which ends the wait for it."""
 
 
+_NEVER_SATISFIED = "DependencyNeverSatisfied"
+"""Slurm's reason of a job that waits for the success of one that has failed, whoever ends that wait."""
+
+
+def lacked_a_dependency(job: Job) -> bool:
+    """Whether an ended job never started because one that it depends on had failed."""
+    cancellation = read_cancellation(job.attempt_dir)
+    said = (job.status.reason if job.status else "", cancellation.reason if cancellation else "")
+    return job.outcome is Outcome.NEVER_STARTED and any(_NEVER_SATISFIED in reason for reason in said)
+
+
 def unrecorded_ends(
     run: RunSpec, workspace: Path, is_active: Callable[[str], bool], cluster: Cluster
 ) -> tuple[int, ...]:
@@ -385,7 +397,7 @@ def _jobs_to_wait_for(
         # Checked before the records are read: what is submitted in between is seen there.
         may_submit = is_active(run_key)
         submission, ended = _newest_job(run_key, workspace)
-        again = may_submit and ended is not None and ended.outcome is Outcome.INFRASTRUCTURE
+        again = may_submit and ended and (ended.outcome is Outcome.INFRASTRUCTURE or lacked_a_dependency(ended))
         if ended is not None and not again:
             _check_end(run, dependency, f"ended as {ended.outcome}", good=ended.outcome in GOOD_OUTCOMES)
         elif ended is None and submission is not None:

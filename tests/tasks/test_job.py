@@ -16,6 +16,8 @@ from nightbridge.masking import MASK
 from nightbridge.models import (
     ClusterSettings,
     Job,
+    JobState,
+    JobStatus,
     Outcome,
     RunDependency,
     SecretRef,
@@ -33,7 +35,7 @@ from nightbridge.slurm.states import parse_squeue
 from nightbridge.slurm.watcher import Graces, Watcher
 from nightbridge.tasks import context, job
 from nightbridge.tasks.context import shared_night
-from nightbridge.tasks.job import state_of, submit, submit_and_watch, wait_for_dependencies, watch
+from nightbridge.tasks.job import needs_another_job, state_of, submit, submit_and_watch, wait_for_dependencies, watch
 from nightbridge.tasks.limits import job_slots
 from nightbridge.tasks.stage import DELAY_VARIABLE, RETRIES
 from tests.builders import make_job, make_plan, make_spec, record_submission
@@ -319,6 +321,86 @@ def test_a_job_that_nothing_has_recorded_is_found_before_its_dependency_is_judge
         return submitted
 
     assert night().job_id == 12
+
+
+class Chain:
+    """A run whose first job Slurm never started, since that of the run it depends on had failed."""
+
+    def __init__(self, workspace: Path) -> None:
+        self.site = Site(workspace=workspace, cluster=ClusterSettings(max_attempts=3))
+        base = RunDependency(type="start_post_success", id="base", run_keys=("base",))
+        self.run = make_spec().model_copy(update={"after": (base,)})
+        self.base = self.attempt("base", 1)
+        self.jobs = [self.never_started(self.attempt(self.run.run_key, 1))]
+
+    def attempt(self, run_key: str, number: int) -> AttemptContext:
+        attempt = open_attempt(self.site.workspace, run_key, self.site.cluster, number)
+        record_submission(attempt.attempt_dir, attempt.name, number)
+        return attempt
+
+    def never_started(self, attempt: AttemptContext, reason: str = "DependencyNeverSatisfied") -> Job:
+        status = JobStatus(job_id=attempt.attempt, state=JobState.CANCELLED, reason=reason)
+        return make_job(
+            self.run.run_key,
+            attempt.attempt_dir,
+            status=status,
+            outcome=Outcome.NEVER_STARTED,
+            submitted_at=utc_now(),
+        )
+
+    def end_base(self, outcome: Outcome) -> None:
+        record_ended(make_job("base", self.base.attempt_dir, outcome=outcome))
+
+    def needs_another_job(self, *active: str) -> bool:
+        with shared_night() as night:
+            night.register_runs(active)
+            return needs_another_job(self.run, self.jobs, self.site)
+
+
+def test_a_run_is_tried_again_when_what_it_depends_on_is(tmp_path: Path) -> None:
+    chain = Chain(tmp_path)
+    chain.end_base(Outcome.INFRASTRUCTURE)
+
+    assert chain.needs_another_job("base")
+
+    chain.base = chain.attempt("base", 2)
+    chain.end_base(Outcome.SUCCEEDED)
+
+    assert chain.needs_another_job()
+
+
+def test_a_run_is_tried_again_when_what_it_depends_on_waits_for_another_try_of_a_third_run(tmp_path: Path) -> None:
+    chain = Chain(tmp_path)
+    record_ended(chain.never_started(chain.base))
+
+    assert chain.needs_another_job("base")
+    assert not chain.needs_another_job()
+
+
+@pytest.mark.parametrize(("outcome", "active"), [(Outcome.PROGRAM_ERROR, ("base",)), (Outcome.INFRASTRUCTURE, ())])
+def test_a_run_is_not_tried_again_when_what_it_depends_on_is_not(
+    tmp_path: Path, outcome: Outcome, active: tuple[str, ...]
+) -> None:
+    chain = Chain(tmp_path)
+    chain.end_base(outcome)
+
+    assert not chain.needs_another_job(*active)
+
+
+def test_a_run_is_tried_again_for_what_it_depends_on_as_often_as_for_the_cluster(tmp_path: Path) -> None:
+    chain = Chain(tmp_path)
+    chain.end_base(Outcome.INFRASTRUCTURE)
+    chain.jobs += [chain.never_started(chain.attempt(chain.run.run_key, number)) for number in (2, 3)]
+
+    assert not chain.needs_another_job("base")
+
+
+def test_a_job_that_never_started_for_another_reason_gets_no_other_one(tmp_path: Path) -> None:
+    chain = Chain(tmp_path)
+    chain.end_base(Outcome.SUCCEEDED)
+    chain.jobs = [chain.never_started(chain.attempt(chain.run.run_key, 2), "QOSNotAllowed")]
+
+    assert not chain.needs_another_job("base")
 
 
 # --- how a job in the queue is told ----------------------------------------------------------------------------------
