@@ -163,8 +163,9 @@ def status(
             raise InvalidInput("a run, and --watch shows nights", subject=run_key, advice=advice)
         attempts = attempts_of(run_key, site.workspace)
         if not attempts:
-            advice = "`nightbridge ls` lists the runs; check --store and --workspace"
-            raise InvalidInput("no night and no run of this name", subject=f"{name} in {site.workspace}", advice=advice)
+            what = "no night of this name, and no run of it in this workspace"
+            advice = "`nightbridge ls` lists the runs that are stored; check --store and --workspace"
+            raise InvalidInput(what, subject=f"{name} in {site.workspace}", advice=advice)
         _show_run_status(run_key, attempts, site, as_json)
 
 

@@ -299,7 +299,7 @@ def test_a_night_or_run_that_was_never_started(place: Place) -> None:
 
     message = the_message(place.nightbridge("status", key, "--workspace", place.workspace), INVALID)
 
-    assert message.startswith(f"nightbridge: {key} in {place.workspace}: no night and no run of this name. ")
+    assert message.startswith(f"nightbridge: {key} in {place.workspace}: no night of this name, and no run of it in")
     assert not place.workspace.exists()
 
 
@@ -309,7 +309,8 @@ def test_a_run_that_was_never_started(place: Place, command: str) -> None:
 
     message = the_message(place.nightbridge(command, key, "--workspace", place.workspace), INVALID)
 
-    assert message == f"nightbridge: {key} in {place.workspace}: no run of this key. Check the key and --workspace"
+    assert message.startswith(f"nightbridge: {key} in {place.workspace}: no run of this key. Check the key and --work")
+    assert f"`nightbridge fetch {key} DEST --only logs` downloads a stored run's logs" in message
     assert not place.workspace.exists()
 
 
