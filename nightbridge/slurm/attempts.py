@@ -274,9 +274,9 @@ def fitting_options(options: Sequence[str], script: str) -> list[str]:
             subject=f"--{name}={given[name]}".removesuffix("="),
             advice=advice[:1].upper() + advice[1:],
         )
-    failed = [option.removeprefix("--exclude=") for option in others if option.startswith("--exclude=")]
-    required = hostnames(given.get("nodelist", ""))
-    excluded = dict.fromkeys(hostnames(",".join([*failed, given.get("exclude", "")])))
+    failed = [_listed(option.removeprefix("--exclude=")) for option in others if option.startswith("--exclude=")]
+    required = hostnames(_listed(given.get("nodelist", "")))
+    excluded = dict.fromkeys(hostnames(",".join([*failed, _listed(given.get("exclude", ""))])))
     fitting = [node for node in excluded if node not in required]
     return [*kept, f"--exclude={','.join(fitting)}"] if failed and fitting else kept
 
@@ -290,6 +290,17 @@ def _with_one_dependency(options: Sequence[str], script: str) -> list[str]:
     in_script = _named_options(_script_words(script)).get("dependency", "")
     waits = dict.fromkeys(filter(None, (in_script, *in_options)))
     return [*others, f"--dependency={','.join(waits)}"]
+
+
+def _listed(nodes: str) -> str:
+    """A list of nodes for sbatch, which may be a file of them: read here, for it cannot be joined with other nodes."""
+    if not nodes.startswith("/"):
+        return nodes
+    try:
+        lines = Path(nodes).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return nodes  # sbatch refuses it in its own words
+    return ",".join(filter(None, (line.partition("#")[0].strip() for line in lines)))
 
 
 def _is_own_switch(option: str) -> bool:

@@ -73,6 +73,16 @@ def test_excluded_nodes_fit_what_the_script_says_of_nodes(options: list[str], sc
     assert fitting_options(options, script) == fitting
 
 
+def test_a_site_s_file_of_excluded_nodes_is_read_and_the_failed_ones_are_added(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.write_text("# bad memory\nnode[1-2]  # since Monday\n\nnode5\n")
+    options = ["--time=5", f"--exclude={nodes}", "--exclude=node9"]
+
+    assert fitting_options(options, "#!/bin/bash\n") == ["--time=5", "--exclude=node1,node2,node5,node9"]
+    assert fitting_options(["--exclude=node5,node9"], f"#!/bin/bash\n#SBATCH -w {nodes}\n") == ["--exclude=node9"]
+    assert fitting_options(["--exclude=/no/such/file"], "#!/bin/bash\n") == ["--exclude=/no/such/file"]
+
+
 @pytest.mark.parametrize(
     ("options", "script", "fitting"),
     [
