@@ -109,7 +109,7 @@ def with_unknown(verdict: Verdict, found: Numerics | None) -> Verdict:
     return verdict.model_copy(update=update)
 
 
-_WHY_UNKNOWN = "TensorBoard has not all of this run's and of a good night's, each from one life, and a log rounds"
+_WHY_UNKNOWN = "tonight's run or the good ones lack TensorBoard's losses of a run without a restart, and a log rounds"
 _PASSES = frozenset({VerdictStatus.PASSED, VerdictStatus.IMPROVED, VerdictStatus.INSUFFICIENT_DATA})
 
 
