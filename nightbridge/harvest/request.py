@@ -143,7 +143,7 @@ def store_run(
             store,
             request.prefix,
             [unit for unit in units if unit.path not in named],
-            values,
+            secrets=values,
             scratch=masked_copies,
             on_progress=on_progress,
         )

@@ -405,7 +405,6 @@ OF_JOBS = (
 OTHERS = [
     "cli/output.py: open",  # /dev/null
     "harvest/restore.py: open",  # what it writes itself
-    "harvest/restore.py: open",  # the same, where there are no locks
     "harvest/restore.py: open",  # what it has restored
     "locking.py: read_text",  # /proc
     "locking.py: read_text",
