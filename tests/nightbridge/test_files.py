@@ -412,7 +412,6 @@ OTHERS = [
     "outputs/deep_check.py: read_bytes",  # a program of ours
     "outputs/reader_process.py: open",  # folders, without reading them
     "outputs/reader_process.py: read_text",  # /proc
-    "outputs/torch_loader.py: open",  # in a process of its own
     "secrets.py: read_text",  # a TOML file of the site's
     "slurm/attempts.py: read_text",  # nodes to leave out, which a test names
     "slurm/script.py: read_text",  # the launcher's script, before there is a job
