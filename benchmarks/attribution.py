@@ -34,7 +34,7 @@ import numpy as np
 from benchmarks.detection import Array, measured_runs, read_noise, synthetic_noise, wilson_interval
 from benchmarks.error_rate import record_at
 from benchmarks.verdict import STEPS, record_of
-from nightbridge.attribution.belief import Belief, Cause, Design, Exchange, descent_into
+from nightbridge.attribution.belief import Cause, Design, Exchange, FactorSearch, descent_into
 from nightbridge.bisect.search import BisectPolicy, Failure, Levels, Measured, Search
 from nightbridge.bisect.shift import find_shift
 from nightbridge.history.rows import row_of
@@ -157,14 +157,14 @@ def levels_of(case: Case) -> Levels | Failure:
 def attribute(case: Case, levels: Levels | Failure, at_once: int) -> tuple[Cause, list[Exchange]]:
     """Exchange factors until the cause is named."""
     sharing = Counter(case.axes)
-    belief = Belief(tuple(1 / sharing[axis] for axis in case.axes), levels, POLICY)
+    search = FactorSearch(tuple(1 / sharing[axis] for axis in case.axes), levels, POLICY)
     runs: list[Exchange] = []
-    while designs := belief.next_designs(runs, at_once):
+    while designs := search.next_designs(runs, at_once):
         for design in designs:
             bad = [at for at in case.sizes if design[at]]
             value = case.value(bad, case.drift) if case.starts(design) else None
             runs.append(Exchange(design=design, value=value))
-    return belief.answer(runs), runs
+    return search.answer(runs), runs
 
 
 def descend(

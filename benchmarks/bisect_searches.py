@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nightbridge.bisect.search import Answer, Failure, Levels, Measured, Search
+from nightbridge.bisect.search import Culprit, Failure, Levels, Measured, Search
 
 MOST_COMMITS = 64
 BROKEN = 0.05
@@ -71,7 +71,7 @@ def _broken(random: np.random.Generator, commits: int) -> frozenset[int]:
     return frozenset(int(place) for place in range(1, commits) if random.random() < BROKEN)
 
 
-def run(case: Case) -> Answer:
+def run(case: Case) -> Culprit:
     """Search to the end, four runs at once."""
     search = Search(case.commits, case.levels)
     measured: list[Measured] = []
@@ -85,7 +85,7 @@ def run(case: Case) -> Answer:
     return search.answer(measured, skipped)
 
 
-def is_right(case: Case, answer: Answer) -> bool:
+def is_right(case: Case, answer: Culprit) -> bool:
     """Whether exactly the culprits are named; one of several that cannot be told apart counts."""
     named = [(answer.first, answer.last)] + ([answer.second] if answer.second else [])
     return len(named) == len(case.culprits) and all(

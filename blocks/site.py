@@ -1,4 +1,4 @@
-"""Site, and what it is put together from: cluster, images, repositories, notifications. The store has a module."""
+"""The block of a site, and those that it is put together from: cluster, images, repositories, notifications."""
 
 import logging
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 from prefect.blocks.core import Block
 from prefect.blocks.notifications import AppriseNotificationBlock
 from prefect.client.orchestration import get_client
-from pydantic import Field, HttpUrl, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, HttpUrl, SecretStr, ValidationError, field_validator, model_validator
 
 from nightbridge import models
 from nightbridge.blocks.base import Password, SettingsBlock
@@ -197,16 +197,19 @@ class MailNotification(AppriseNotificationBlock):
     )
 
 
-class Site(SettingsBlock):
+class SiteBlock(SettingsBlock):
     """Where runs run: workspace, cluster, store, images, repositories.
 
     Example:
         ```python
-        from nightbridge.blocks import Site
+        from nightbridge.blocks import SiteBlock
 
-        site = Site.load("BLOCK_NAME").settings()
+        site = SiteBlock.load("BLOCK_NAME").settings()
         ```
     """
+
+    # Forms, errors and Prefect's schemas show the title: it stays what it was when blocks were saved.
+    model_config = ConfigDict(title="Site")
 
     _block_type_name = "Site"
     _block_type_slug = "nightbridge-site"
@@ -297,7 +300,7 @@ def _site_with_blocks(choice: SiteChoice) -> models.Site:
     """Put a site together when at least one of the names is a block's."""
     system, cluster, store = choice.system, choice.cluster, choice.store
     plain = plain_site(SiteChoice(system=system))
-    site = plain[0] if plain else _load(Site, system, "a path ending in .toml").settings()
+    site = plain[0] if plain else _load(SiteBlock, system, "a path ending in .toml").settings()
     changes: dict[str, object] = {"workspace": (choice.workspace or site.workspace).absolute()}
     if cluster:
         named = cluster_called(cluster, site.cluster)

@@ -24,7 +24,7 @@ from nightbridge.flows.nightly import nightly
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.server import reach_blocks, reach_server
 from nightbridge.flows.threads import async_twin, outside_of_loops
-from nightbridge.gate.trial import Change, Trial, plan_trial
+from nightbridge.gate.trial import ProposedChange, Trial, plan_trial
 from nightbridge.goldens.parity import Parity
 from nightbridge.harvest import restore
 from nightbridge.models import (
@@ -342,7 +342,7 @@ def try_change(  # noqa: D417  (`nightly_regression` describes the others)
     if most_pairs is not None and most_pairs < 1:
         raise InvalidInput("not a number of pairs", subject=f"most_pairs={most_pairs}", advice="Give 1 or more")
     numbers = {name: None if ref is None else str(ref) for name, ref in {"bridge": bridge, "core": core}.items()}
-    change = Change(**numbers, image=image)
+    change = ProposedChange(**numbers, image=image)
     plan_trial(_only_run(check_scenario(config.load(Path(test_file))), "try"), change, utc_now())
     return _returned(try_flow, choice, str(test_file), change, most_pairs=most_pairs)
 

@@ -18,12 +18,12 @@ from prefect.flows import Flow
 from pydantic import Field
 
 from nightbridge import config, models
-from nightbridge.blocks import HarvestStore, Site, SlurmCluster
+from nightbridge.blocks import HarvestStore, SiteBlock, SlurmCluster
 from nightbridge.errors import InvalidInput
 from nightbridge.models import MetricName, Scenario, SiteChoice
 from nightbridge.models.base import NightId
 
-SystemField = Site | str | None
+SystemField = SiteBlock | str | None
 ClusterField = SlurmCluster | str | None
 StoreField = HarvestStore | str | None
 """A block, its name, or what `SiteChoice` says of the field of the same name."""
@@ -101,7 +101,7 @@ def form_of(
     return schema
 
 
-_BLOCK_OF: Mapping[str, type[Block]] = {"system": Site, "cluster": SlurmCluster, "store": HarvestStore}
+_BLOCK_OF: Mapping[str, type[Block]] = {"system": SiteBlock, "cluster": SlurmCluster, "store": HarvestStore}
 
 
 def site_parameters(client: SyncPrefectClient, choice: SiteChoice) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from nightbridge.flows.pipeline import verdict_of
 from nightbridge.gate.nodes import on_nodes
 from nightbridge.gate.trial import (
     EXIT_CODES,
-    Change,
+    ProposedChange,
     Trial,
     TrialArm,
     arm_result,
@@ -44,7 +44,7 @@ PairsField = Annotated[int, Field(ge=1)] | None
 @ends_plainly
 def try_flow(  # noqa: D417  (`SiteChoice` describes the others)
     scenario: str,
-    change: Change,
+    change: ProposedChange,
     test_id: str | None = None,
     most_pairs: PairsField = None,
     system: SystemField = None,

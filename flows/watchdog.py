@@ -27,9 +27,9 @@ from nightbridge.nights.watchdog import (
     Watch,
     look,
     notice_of,
-    question,
     summary,
     watch_lines,
+    watch_settings,
 )
 from nightbridge.notify import notify
 from nightbridge.tasks.site import block_value, store_of
@@ -55,7 +55,7 @@ def watchdog(  # noqa: D417  (`SiteChoice` describes the others)
         scenarios: Scenario files to expect; all that had a scheduled night lately when empty.
         days: How far back nights count as expected again.
     """
-    wanted = question(by, timezone=timezone, files=map(Path, scenarios or ()), days=days)
+    wanted = watch_settings(by, timezone=timezone, files=map(Path, scenarios or ()), days=days)
     site = site_of(system=system, cluster=cluster, store=store, workspace=workspace)
     watch = look(wanted, site, partial(store_of, site), configured_server())
     lines = "\n".join(watch_lines(watch))

@@ -1,7 +1,7 @@
 """Programs of this package on a compute node: how they start there, and how they report their result.
 
 The nodes see the shared file system, and on it the Python that runs here. How a program gets onto a node is the
-caller's (`slurm.node_command` is how); an answer is the last line of its stdout, as JSON.
+caller's (`slurm.node_command` is how); the response is the last line of its stdout, as JSON.
 """
 
 import logging
@@ -49,7 +49,7 @@ class RunOnNode(Protocol):
         """Run `argv` as the job `name`; `given` is its stdin, `on_line` gets each line of its stderr."""
 
 
-class Failure(Model):
+class SerializedError(Model):
     """An error that crosses from one process to another. `kind` is the name of its class, or of the nearest known."""
 
     kind: str
@@ -58,7 +58,7 @@ class Failure(Model):
     advice: str = ""
 
     @classmethod
-    def of(cls, error: NightbridgeError, secrets: tuple[str, ...] = ()) -> "Failure":
+    def of(cls, error: NightbridgeError, secrets: tuple[str, ...] = ()) -> "SerializedError":
         """The data of an error, without the values of secrets."""
         kind = next(parent.__name__ for parent in type(error).__mro__ if parent.__name__ in _KINDS)
         what, subject, advice = (mask_text(text, secrets) for text in (error.what, error.subject, error.advice))
@@ -69,13 +69,13 @@ class Failure(Model):
         return _KINDS[self.kind](self.what, subject=self.subject, advice=self.advice)
 
 
-class Answer(Model):
+class NodeResponse(Model):
     """How a program on a node ended."""
 
-    failure: Failure | None = None
+    failure: SerializedError | None = None
 
 
-_Answer = TypeVar("_Answer", bound=Answer)
+_Response = TypeVar("_Response", bound=NodeResponse)
 
 
 def begin_on_node() -> None:
@@ -84,8 +84,10 @@ def begin_on_node() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
 
 
-def read_answer(finished: Finished, answer: type[_Answer], *, doing: str, subject: str, instead: str) -> _Answer:
-    """The answer of a program on a node.
+def read_response(
+    finished: Finished, response: type[_Response], *, doing: str, subject: str, instead: str
+) -> _Response:
+    """The response of a program on a node.
 
     `doing` is what it was to do, as a noun; `instead` the setting by which this host does it.
 
@@ -96,7 +98,7 @@ def read_answer(finished: Finished, answer: type[_Answer], *, doing: str, subjec
     """
     lines = finished.stdout.decode(errors="replace").strip().splitlines()
     try:
-        given = answer.model_validate_json(lines[-1])
+        given = response.model_validate_json(lines[-1])
     except (IndexError, ValidationError):
         how = f"code {finished.code}: {finished.tail or 'no output'}"
     else:

@@ -13,7 +13,7 @@ from prefect.logging import get_run_logger
 from nightbridge.config.scenarios import sweeps_nodes
 from nightbridge.errors import InvalidInput, NightbridgeError, StatusUnknown, TransientError
 from nightbridge.files import open_workspace
-from nightbridge.gate.trial import CORE_FOLDER, Change, trial_arm
+from nightbridge.gate.trial import CORE_FOLDER, ProposedChange, trial_arm
 from nightbridge.history.reading import last_good_dump, series_of
 from nightbridge.images.enroot import find_enroot
 from nightbridge.images.image import Importer, check_file, current_image, pull_image, recorded_image
@@ -94,7 +94,7 @@ def clone(run: RunSpec, site: Site) -> Checkout:
 
 
 @stage("change", waits_for=(PrefectAway,), key=never_reused)
-def resolve_change(change: Change, control: RunSpec, site: Site) -> dict[str, str]:
+def resolve_change(change: ProposedChange, control: RunSpec, site: Site) -> dict[str, str]:
     """What a change's refs and its tag mean now: commits by folder, and what the image is. Nothing is pinned.
 
     Raises:

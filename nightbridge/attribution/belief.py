@@ -74,7 +74,7 @@ Relation = Literal["alone", "partly", "shared", "together", "either"]
 """`alone`: one factor made the change; `partly`: a part of it. Two factors: they share it, make it only together, or
 make it each on its own."""
 
-AnswerKind = Literal["found", "undecided", "indistinct", "already_bad", "still_good"]
+CauseKind = Literal["found", "undecided", "indistinct", "already_bad", "still_good"]
 
 
 class Exchange(Model):
@@ -87,7 +87,7 @@ class Exchange(Model):
 class Cause(Model):
     """The answer by the runs so far. Factors are counted from 0."""
 
-    kind: AnswerKind
+    kind: CauseKind
     factors: tuple[int, ...] = Field((), description="The likeliest cause; those that cannot be distinguished.")
     relation: Relation = "alone"
     parts: tuple[float, ...] = Field((), description="What share of the change each of the factors makes.")
@@ -115,7 +115,7 @@ _ALONE, _PARTLY, _SHARED, _TOGETHER, _EITHER, _ALREADY_BAD, _STILL_GOOD = range(
 _RELATIONS: tuple[Relation, ...] = ("alone", "partly", "shared", "together", "either")
 
 
-class Belief(NamedTuple):
+class FactorSearch(NamedTuple):
     """The factors of a change, and how a cause is found among them.
 
     `weights`: of each factor beforehand. `levels`: what is searched. `policy`: how much is believed, and at most how
@@ -170,7 +170,7 @@ class Belief(NamedTuple):
         known = {"marginals": tuple(float(each) for each in marginals), "runs": measured}
         best = int(np.argmax(one))
         if elsewhere >= max(float(one[best]), float(two.max())):
-            kind: AnswerKind = "already_bad" if already_bad >= still_good else "still_good"
+            kind: CauseKind = "already_bad" if already_bad >= still_good else "still_good"
             sure = elsewhere >= self.policy.confidence and not self._controls(runs)
             return Cause(kind=kind if sure else "undecided", probability=elsewhere, **known)
         if two.max() > one[best]:

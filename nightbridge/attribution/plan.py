@@ -23,9 +23,9 @@ from nightbridge.attribution.axes import (
     not_exchanged,
     weights_of,
 )
-from nightbridge.attribution.belief import Belief, Design
+from nightbridge.attribution.belief import Design, FactorSearch
 from nightbridge.bisect.plan import BisectPlan, ListInner, SearchedRange, Step, searched_run, short_name, steps_of
-from nightbridge.bisect.shift import Question, SearchRequest, Shift, VerdictOf, moved_shift, requested_shift
+from nightbridge.bisect.shift import SearchRequest, SearchTarget, Shift, VerdictOf, moved_shift, requested_shift
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import Decision
 from nightbridge.history.nightly_values import BROKEN, nights_of, rows_until
@@ -55,7 +55,7 @@ class AttributionRequest(SearchRequest):
 DEFAULT_REQUEST = AttributionRequest()
 
 
-class AttributionPlan(Question, StoredModel):
+class AttributionPlan(SearchTarget, StoredModel):
     """The question. Nothing in it changes once the first run was started."""
 
     attribution_id: str
@@ -71,9 +71,9 @@ class AttributionPlan(Question, StoredModel):
     budget: float | None = None
 
     @property
-    def belief(self) -> Belief:
+    def search(self) -> FactorSearch:
         """The decisions over these factors."""
-        return Belief(weights_of(self.factors), self.levels, self.policy)
+        return FactorSearch(weights_of(self.factors), self.levels, self.policy)
 
     def overlaps(self, good: str, bad: str) -> bool:
         """Whether the change that it is about may be one between two other nights, by what these sort by."""
@@ -200,7 +200,7 @@ def make_plan(
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     return AttributionPlan(
         attribution_id=f"{shift.bad.night[:17].rstrip('-')}-attribute-{digest}",
-        **shift.question(request.policy),
+        **shift.target_fields(request.policy),
         good_night=shift.good.night,
         bad_night=shift.bad.night,
         good_order=shift.good.order,
@@ -327,7 +327,7 @@ def plan_of_range(plan: AttributionPlan, searched: SearchedRange) -> BisectPlan:
         base=plan.bad,
         prior=(1 / count,) * count,
         **dict(searched),
-        **{name: getattr(plan, name) for name in Question.model_fields},
+        **{name: getattr(plan, name) for name in SearchTarget.model_fields},
     )
 
 

@@ -20,7 +20,7 @@ from nightbridge.attribution.plan import (
     plans_of,
 )
 from nightbridge.bisect.plan import BUMPS, RANGES, BisectPlan, BisectRequest, Searched, Step, short_name
-from nightbridge.bisect.result import NOTHING_SAID, TRIES, BisectResult, SearchRun, measured_by, question_text
+from nightbridge.bisect.result import NOTHING_SAID, TRIES, BisectResult, SearchRun, measured_by, target_text
 from nightbridge.bisect.search import Failure
 from nightbridge.bisect.shift import FAILURE, LOSSES
 from nightbridge.errors import InvalidInput
@@ -127,9 +127,9 @@ def next_designs(
 
     At most `at_once`; `usual_cost` is that of one run, in GPU-hours, and 0 where it is not known.
     """
-    designs = plan.belief.next_designs(exchanges_of(runs), min(at_once, max(plan.policy.most_runs - len(runs), 0)))
+    designs = plan.search.next_designs(exchanges_of(runs), min(at_once, max(plan.policy.most_runs - len(runs), 0)))
     if not designs:
-        full = len(runs) >= plan.policy.most_runs and plan.belief.answer(exchanges_of(runs)).kind == "undecided"
+        full = len(runs) >= plan.policy.most_runs and plan.search.answer(exchanges_of(runs)).kind == "undecided"
         return (), "runs" if full else ""
     if plan.budget is not None:
         left = plan.budget - _hours_spent(runs, usual_cost)
@@ -149,7 +149,7 @@ def _hours_spent(runs: Sequence[ExchangeRun], usual_cost: float) -> float:
 
 def evaluate(plan: AttributionPlan, runs: Sequence[ExchangeRun], stopped: Stop = "") -> AttributionResult:
     """Sum up all runs."""
-    cause = plan.belief.answer(exchanges_of(runs))
+    cause = plan.search.answer(exchanges_of(runs))
     return AttributionResult(plan=plan, cause=cause, runs=tuple(runs), stopped=stopped)
 
 
@@ -373,7 +373,7 @@ def _innocent(result: AttributionResult) -> Iterator[str]:
 def result_lines(result: AttributionResult) -> tuple[str, ...]:
     """The answer for a terminal: the sentence, then every factor with its probability and every run."""
     plan, cause = result.plan, result.cause
-    lines = [f"{question_text(plan)} of {plan.test_id} since {plan.since}: {sentence(result)}"]
+    lines = [f"{target_text(plan)} of {plan.test_id} since {plan.since}: {sentence(result)}"]
     for factor, share in sorted(zip(plan.factors, cause.marginals, strict=True), key=lambda each: -each[1]):
         lines.append(
             f"  {100 * share:5.1f} %  {AXIS_WORDS[factor.axis].removeprefix('the ')}: {factor.name}, {factor.change}"

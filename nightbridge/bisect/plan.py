@@ -21,8 +21,8 @@ from pydantic import Field
 from nightbridge.bisect.search import Measured, Search, prior_of_nights
 from nightbridge.bisect.shift import (
     FAILURE,
-    Question,
     SearchRequest,
+    SearchTarget,
     Shift,
     VerdictOf,
     metric_named,
@@ -132,7 +132,7 @@ class BisectRequest(SearchRequest):
 DEFAULT_REQUEST = BisectRequest()
 
 
-class BisectPlan(Question, SearchedRange, StoredModel):
+class BisectPlan(SearchTarget, SearchedRange, StoredModel):
     """What is searched: the first range's fields are its own. Only its policy changes once the first run was started.
 
     The places of several ranges follow each other: a later range's commits run on the bad end of the ones before it.
@@ -233,7 +233,7 @@ def make_plan(
     inside = _nights_inside(rows, shift, ranges[0]) if len(ranges) == 1 and shift.statistic else []
     return BisectPlan(
         bisect_id=f"{shift.bad.night[:23].rstrip('-')}-bisect-{digest}",
-        **shift.question(request.policy),
+        **shift.target_fields(request.policy),
         **dict(ranges[0]),
         others=ranges[1:],
         prior=prior_of_nights(sum(len(one.commits) for one in ranges), shift.levels, inside, request.policy),
@@ -280,13 +280,13 @@ def _name_of_point(plan: BisectPlan, place: int, number: int) -> dict[str, str |
     return {"night": plan.bisect_id, "repeat": place * RUNS_OF_A_POINT + number}
 
 
-def searched_run(run: RunSpec, question: Question, bad: RunRecord) -> RunSpec:
+def searched_run(run: RunSpec, target: SearchTarget, bad: RunRecord) -> RunSpec:
     """A run of the bad night's as a search repeats it: by itself, and with nothing to fail by but what is searched.
 
     The jobs that it depended on are over, and the files of its golden values may have been moved or replaced since.
     """
     # A job that failed did so without golden values; where it ended well, these may be what the run failed by.
-    may_be_golden = question.metric == FAILURE and bad.job.outcome in COMPLETE_OUTCOMES
+    may_be_golden = target.metric == FAILURE and bad.job.outcome in COMPLETE_OUTCOMES
     gate = run.test.gate if may_be_golden else run.test.gate.without_golden()
     return run.model_copy(update={"test": run.test.model_copy(update={"gate": gate}), "after": ()})
 

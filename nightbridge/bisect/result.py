@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import Field
 
 from nightbridge.bisect.plan import BUMPS, RANGES, RUNS_OF_A_POINT, BisectPlan, Step, point_key, short_name
-from nightbridge.bisect.search import Answer, Failure, Measured
-from nightbridge.bisect.shift import Question, failure_of, metric_named
+from nightbridge.bisect.search import Culprit, Failure, Measured
+from nightbridge.bisect.shift import SearchTarget, failure_of, metric_named
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import BROKEN
 from nightbridge.history.rows import gpu_hours, measured, other_losses
@@ -49,7 +49,7 @@ class BisectResult(StoredModel):
     """The answer, and what it rests on."""
 
     plan: BisectPlan
-    answer: Answer
+    answer: Culprit
     points: tuple[Point, ...]
     skipped: tuple[int, ...] = Field((), description="Places that do not run, so that nothing was measured there.")
 
@@ -181,7 +181,7 @@ def result_lines(result: BisectResult) -> tuple[str, ...]:
     inner = Counter(step.folder for step in plan.all_commits if step.folder)
     of_submodules = ", ".join(f"{count} of them of {folder}" for folder, count in inner.items())
     lines = [
-        f"bisect {plan.bisect_id}: {question_text(plan)} of {plan.test_id} since {plan.since}, "
+        f"bisect {plan.bisect_id}: {target_text(plan)} of {plan.test_id} since {plan.since}, "
         f"{format_count(len(plan.all_commits), _noun(plan))}{of_submodules and f' ({of_submodules})'}, {searched}",
         *_answer_lines(result),
         *_disagreements(result),
@@ -203,12 +203,12 @@ def _noun(plan: BisectPlan) -> str:
     return "image" if plan.repository == "image" else "commit"
 
 
-def question_text(question: Question) -> str:
+def target_text(target: SearchTarget) -> str:
     """What is searched: `step time +7.1 %`."""
-    if isinstance(question.levels, Failure):
-        return question.levels.question
-    change = (question.levels.bad - question.levels.good) / abs(question.levels.good)
-    return f"{metric_named(question.metric).label} {format_change(change)}"
+    if isinstance(target.levels, Failure):
+        return target.levels.question
+    change = (target.levels.bad - target.levels.good) / abs(target.levels.good)
+    return f"{metric_named(target.metric).label} {format_change(change)}"
 
 
 def _shown(plan: BisectPlan, place: int, result: BisectResult) -> str:
@@ -301,30 +301,30 @@ def _disagreements(result: BisectResult) -> Iterable[str]:
             yield f"the runs of the {name} end disagree: {few} of {len(values)} are on the other side"
 
 
-def measured_by(question: Question, verdict: Verdict, record: RunRecord | None) -> dict[str, Any]:
+def measured_by(target: SearchTarget, verdict: Verdict, record: RunRecord | None) -> dict[str, Any]:
     """The fields of a `SearchRun` but its number, by the run's verdict and, where it was harvested, its record."""
     return {
         "run_key": verdict.run_key,
         "status": verdict.status,
-        "value": _value_of(question, verdict, record),
+        "value": _value_of(target, verdict, record),
         "gpu_seconds": 3600.0 * (gpu_hours(record) or 0.0) if record is not None else 0.0,
         "nodes": record.job.status.nodes if record is not None and record.job.status else "",
     }
 
 
-def _value_of(question: Question, verdict: Verdict, record: RunRecord | None) -> float | None:
+def _value_of(target: SearchTarget, verdict: Verdict, record: RunRecord | None) -> float | None:
     """What a run says of its point; None where it says nothing: the cluster lost it, or it failed in another way."""
     if verdict.status in NOTHING_SAID:
         return None
-    if isinstance(question.levels, Failure) and not question.levels.digest:
+    if isinstance(target.levels, Failure) and not target.levels.digest:
         failed = failure_of(verdict)
-        return {None: 0.0, question.levels.signature: 1.0}.get(failed)
+        return {None: 0.0, target.levels.signature: 1.0}.get(failed)
     if verdict.status in BROKEN or record is None:
         return None
-    if isinstance(question.levels, Failure):
-        differs = other_losses(question.levels.digest, record.summary)
+    if isinstance(target.levels, Failure):
+        differs = other_losses(target.levels.digest, record.summary)
         return None if differs is None else float(differs)
-    return measured(metric_named(question.metric), record.summary, question.statistic)
+    return measured(metric_named(target.metric), record.summary, target.statistic)
 
 
 def _measured(points: Iterable[Point], known: Sequence[Measured] = ()) -> list[Measured]:

@@ -79,7 +79,7 @@ class BisectPolicy(Model):
 
 DEFAULT_POLICY = BisectPolicy()
 
-AnswerKind = Literal["found", "undecided", "already_bad", "still_good"]
+CulpritKind = Literal["found", "undecided", "already_bad", "still_good"]
 
 
 class Densities(NamedTuple):
@@ -157,10 +157,10 @@ class Measured(Model):
     value: float = Field(description="In the metric's unit; of a failure 1 where the run failed alike, else 0.")
 
 
-class Answer(Model):
+class Culprit(Model):
     """The answer by the measurements so far."""
 
-    kind: AnswerKind
+    kind: CulpritKind
     first: int = Field(0, description="Place of the first commit that may be the first bad one; 0 where none may.")
     last: int = Field(0, description="Place of the last such commit: more than one where those between were skipped.")
     second: tuple[int, int] | None = Field(
@@ -170,7 +170,7 @@ class Answer(Model):
     runs: int = Field(description="Measurements that it rests on.")
 
 
-class Belief(NamedTuple):
+class Posterior(NamedTuple):
     """Probabilities by place, `commits + 2` numbers each; number 0 is "already bad", the last one "still good".
 
     `alone`: that this commit did it alone; adds up to `1 - shared`. `first` and `second`: that it is the first or the
@@ -199,7 +199,7 @@ class Search(NamedTuple):
     prior: Sequence[float] | None = None
     policy: BisectPolicy = DEFAULT_POLICY
 
-    def belief(self, measured: Sequence[Measured]) -> Belief:
+    def posterior(self, measured: Sequence[Measured]) -> Posterior:
         """Who may have done it, by all measurements, in any order."""
         weights = np.array(self.prior or (1.0,) * self.commits)
         inside = np.concatenate([[0.0], weights / weights.sum(), [0.0]])
@@ -224,13 +224,13 @@ class Search(NamedTuple):
         double: Array = sum((np.exp(evidence - top) * ways for evidence in shared), start=np.zeros(first.size))
         double *= TWO_CULPRITS / max(len(shared), 1)
         total = single.sum() + double.sum()
-        return Belief(
+        return Posterior(
             _spread(single / total, groups, prior),
             _spread(np.bincount(first, double / total, alone.size), groups, inside),
             _spread(np.bincount(second, double / total, alone.size), groups, inside),
         )
 
-    def answer(self, measured: Sequence[Measured], skipped: frozenset[int] = frozenset()) -> Answer:
+    def answer(self, measured: Sequence[Measured], skipped: frozenset[int] = frozenset()) -> Culprit:
         """The answer: a commit, several indistinguishable ones, two that share the change, undecided, or none of them.
 
         `skipped`: places that are not run any more. An end that was never measured leaves open whether the commits
@@ -242,38 +242,40 @@ class Search(NamedTuple):
             return likeliest.model_copy(update={"kind": "undecided"})
         return likeliest
 
-    def _likeliest(self, measured: Sequence[Measured], skipped: frozenset[int]) -> Answer:
+    def _likeliest(self, measured: Sequence[Measured], skipped: frozenset[int]) -> Culprit:
         """The same without the repetition that a named commit needs, and with what an end that is skipped may be."""
-        belief = self.belief(measured)
+        posterior = self.posterior(measured)
         # What was measured separates them though it is not run again, where that is enough to decide.
         for apart in (skipped - {one.place for one in measured}, skipped):
-            found = self._likeliest_of(_groups(self.commits, apart), belief, len(measured))
+            found = self._likeliest_of(_groups(self.commits, apart), posterior, len(measured))
             if found.kind != "undecided":
                 break
         return found
 
-    def _likeliest_of(self, groups: Sequence[tuple[int, int]], belief: Belief, runs: int) -> Answer:
+    def _likeliest_of(self, groups: Sequence[tuple[int, int]], posterior: Posterior, runs: int) -> Culprit:
         """The same by the groups of places that are not told apart. `runs`: measurements that it rests on."""
-        alone, firsts, seconds = ([float(share[first : last + 1].sum()) for first, last in groups] for share in belief)
+        alone, firsts, seconds = (
+            [float(share[first : last + 1].sum()) for first, last in groups] for share in posterior
+        )
         second = None
-        if belief.shared > 0.5:
+        if posterior.shared > 0.5:
             best, other = int(np.argmax(firsts)), int(np.argmax(seconds))
             second = groups[other]
             probability = max(firsts[best] + seconds[other] - 1, 0.0)
         else:
             best = int(np.argmax(alone))
             # That it had no small part in it cannot be proved of any other commit: up to a point that is no doubt.
-            probability = alone[best] + (firsts[best] + seconds[best] if belief.shared < DOUBT else 0.0)
+            probability = alone[best] + (firsts[best] + seconds[best] if posterior.shared < DOUBT else 0.0)
             if best in (0, len(groups) - 1) and len(groups) > 1:
                 # That it is none of the commits is one answer: which of the two is as sure as the drift is known.
                 probability = alone[0] + alone[-1]
         first, last = groups[best]
         if probability < self.policy.confidence:
-            kind: AnswerKind = "undecided"
+            kind: CulpritKind = "undecided"
         else:
             kind = "already_bad" if first == 0 else "still_good" if last == self.commits + 1 else "found"
         named = kind in ("found", "undecided") or first < last
-        return Answer(
+        return Culprit(
             kind=kind,
             first=max(first, 1) if named else 0,
             last=min(last, self.commits) if named else 0,
@@ -307,9 +309,9 @@ class Search(NamedTuple):
             return tuple(ends[:wanted])
         if found.kind != "undecided":
             return tuple(_once(found, measured, skipped)[:wanted])
-        belief = self.belief(measured)
+        posterior = self.posterior(measured)
         # The probability that a place is past the first culprit, and past the last one: the same, where there is one.
-        past = [np.cumsum(belief.alone + share)[open_places] for share in (belief.first, belief.second)]
+        past = [np.cumsum(posterior.alone + share)[open_places] for share in (posterior.first, posterior.second)]
         chosen: list[int] = []
         runs = {place: sum(one.place == place for one in measured) for place in open_places}
         for number in range(1, wanted + 1):
@@ -335,7 +337,7 @@ def prior_of_nights(
     """
     if not nights:
         return (1.0 / commits,) * commits
-    inside = Search(commits, levels, None, policy).belief(nights).alone[1 : commits + 1]
+    inside = Search(commits, levels, None, policy).posterior(nights).alone[1 : commits + 1]
     mixed = 0.8 * inside / inside.sum() + 0.2 / commits
     return tuple(float(weight) for weight in mixed / mixed.sum())
 
@@ -360,7 +362,7 @@ def _spread(masses: NDArray[Any], groups: NDArray[np.intp], prior: Array) -> Arr
     return masses[groups] * prior / np.where(weights > 0, weights, 1.0)[groups]
 
 
-def _once(found: Answer, measured: Sequence[Measured], skipped: frozenset[int]) -> list[int]:
+def _once(found: Culprit, measured: Sequence[Measured], skipped: frozenset[int]) -> list[int]:
     """Places that have to be run again before the answer is named: the pair (k-1, k) of each culprit."""
     if found.kind != "found":
         return []

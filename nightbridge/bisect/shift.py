@@ -63,7 +63,7 @@ class SearchRequest(Model):
         return BisectPolicy(confidence=self.confidence, most_runs=self.most_runs)
 
 
-class Question(Model):
+class SearchTarget(Model):
     """What a search answers: what became worse in a series, and how sure the answer has to be."""
 
     test_id: str
@@ -89,8 +89,8 @@ class Shift(NamedTuple):
     bad: HistoryRow
     levels: Levels | Failure
 
-    def question(self, policy: BisectPolicy) -> dict[str, Any]:
-        """The fields of `Question`, for a search by that policy."""
+    def target_fields(self, policy: BisectPolicy) -> dict[str, Any]:
+        """The fields of `SearchTarget`, for a search by that policy."""
         of_shift = {name: getattr(self, name) for name in ("metric", "statistic", "unit", "since", "levels")}
         of_run = {name: getattr(self.bad, name) for name in ("test_id", "cluster", "series")}
         return {**of_run, **of_shift, "policy": policy}

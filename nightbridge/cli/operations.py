@@ -82,9 +82,9 @@ def watchdog(
     alert cannot be sent, 2 for invalid input.
     """
     from nightbridge.nights.prefect_api import configured_server
-    from nightbridge.nights.watchdog import look, notice_of, question, trial_notice, watch_lines
+    from nightbridge.nights.watchdog import look, notice_of, trial_notice, watch_lines, watch_settings
 
-    wanted = question(by, timezone=timezone, files=files or (), days=days)
+    wanted = watch_settings(by, timezone=timezone, files=files or (), days=days)
     site = load_site(choice)
     if send_test:
         if not _send(trial_notice(), site):

@@ -17,7 +17,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.files import open_workspace
 
 if TYPE_CHECKING:
-    from nightbridge.config.toml_writer import Comparison
+    from nightbridge.config.toml_writer import OptionsDiff
     from nightbridge.models import NightReport
 
 VERSION, IMAGE = "v0.4.2", "nvcr.io#nvidia/nemo:26.04.01"
@@ -171,7 +171,7 @@ def import_script(
     return EXIT_INVALID if compared.only_script or compared.different else 0
 
 
-def _comparison(compared: "Comparison", target: Path) -> Iterator[str]:
+def _comparison(compared: "OptionsDiff", target: Path) -> Iterator[str]:
     yield f"written: {target}"
     yield f"only in the script: {' '.join(compared.only_script) or 'nothing'}"
     yield f"only in the test, set by nightbridge: {' '.join(compared.only_test) or 'nothing'}"

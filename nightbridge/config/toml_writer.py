@@ -133,7 +133,7 @@ class ImportedScript(Model):
     options: Options
 
 
-class Comparison(Model):
+class OptionsDiff(Model):
     """The options of a test beside those of the script which it comes from; `different` ones have both values."""
 
     only_test: tuple[str, ...]
@@ -163,7 +163,7 @@ def import_script(script: Path, image: str, given: Mapping[str, str]) -> Importe
     return ImportedScript(toml="\n".join(_lines(script, image, launch, options)) + "\n", options=options)
 
 
-def compare_command_lines(imported: ImportedScript, file: Path) -> Comparison:
+def compare_command_lines(imported: ImportedScript, file: Path) -> OptionsDiff:
     """Read a test file, plan its run, and compare what the program gets with what the script gives it.
 
     Raises:
@@ -180,7 +180,7 @@ def compare_command_lines(imported: ImportedScript, file: Path) -> Comparison:
     (spec,) = runs(scenario, "import")
     here = _options(_program_words(placeholder_plan(spec, Site()).batch_script or ""), file)
     there = imported.options
-    return Comparison(
+    return OptionsDiff(
         only_test=tuple(sorted(here.keys() - there.keys())),
         only_script=tuple(sorted(there.keys() - here.keys())),
         different=tuple(

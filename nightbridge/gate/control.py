@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 
 from nightbridge.gate.decisions import Decision, is_good_by_decision, is_left_out, passed_by_ended
 from nightbridge.gate.trend import CERTAINLY_BACK
-from nightbridge.history.nightly_values import Night, run_value, times_worse, values_of
+from nightbridge.history.nightly_values import NightRuns, run_value, times_worse, values_of
 from nightbridge.history.reading import is_good
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import Arm, GatePolicy, GitRepo, HarvestPolicy, PinnedRepository, RunRecord, RunSpec
@@ -105,7 +105,7 @@ def proof_needed(runs: int, false_alarms: float) -> float:
     return max(PROOF, math.log(tries / false_alarms))
 
 
-class Proof(NamedTuple):
+class SequentialTest(NamedTuple):
     """What pairs say of a metric. Differences are relative, positive for worse.
 
     `needed`: the `score` that proves a regression. `pairs`: tonight's. `score`: the log-likelihood ratio for a
@@ -129,7 +129,9 @@ class Proof(NamedTuple):
         return format_count(self.weighed, "pair")
 
 
-def weigh(nights: Sequence[Sequence[float]], noise: float, change: float, earlier: Sequence[float] = ()) -> Proof:
+def weigh(
+    nights: Sequence[Sequence[float]], noise: float, change: float, earlier: Sequence[float] = ()
+) -> SequentialTest:
     """Weigh the pairs of the last nights.
 
     Args:
@@ -167,7 +169,7 @@ def _scatter(apart: Sequence[float]) -> float:
     return math.sqrt(statistics.fmean(squares)) * (1 + 1 / math.sqrt(2 * len(apart)))
 
 
-def weigh_strays(nights: Sequence[Sequence[float]], strays: float, width: float) -> Proof:
+def weigh_strays(nights: Sequence[Sequence[float]], strays: float, width: float) -> SequentialTest:
     """Weigh the pairs of a metric that is no average.
 
     Args:
@@ -179,7 +181,7 @@ def weigh_strays(nights: Sequence[Sequence[float]], strays: float, width: float)
     return _proof(nights, lambda difference: shown if difference > width else hidden)
 
 
-def _proof(nights: Sequence[Sequence[float]], gain: Callable[[float], float]) -> Proof:
+def _proof(nights: Sequence[Sequence[float]], gain: Callable[[float], float]) -> SequentialTest:
     """Sum up what each pair adds to the log-likelihood ratio."""
     known = [difference for night in nights for difference in night]
     score, since = 0.0, 0
@@ -189,7 +191,7 @@ def _proof(nights: Sequence[Sequence[float]], gain: Callable[[float], float]) ->
             score, since = 0.0, place + 1
     tonight = list(nights[-1]) if nights else []
     weighed = known[since:] or tonight
-    return Proof(
+    return SequentialTest(
         pairs=len(tonight),
         score=score,
         clear=-sum(map(gain, tonight)),
@@ -221,7 +223,7 @@ class Seen(NamedTuple):
     strays: float
     needed: float
 
-    def proof(self, nights: Sequence[Sequence[float]], earlier: Sequence[float] = ()) -> Proof:
+    def proof(self, nights: Sequence[Sequence[float]], earlier: Sequence[float] = ()) -> SequentialTest:
         """What the pairs of the last nights say, and how far those of `earlier` good nights were apart."""
         if self.strays:
             return weigh_strays(nights, self.strays, self.width)._replace(needed=self.needed)
@@ -237,14 +239,14 @@ class Ruling(NamedTuple):
     """
 
     kind: Literal["quiet", "ask", "alone", "stands", "worse", "clear", "open"]
-    proof: Proof
+    proof: SequentialTest
     pairs: int = 0
     moved: float | None = None
     new: float = math.nan
     control: float = math.nan
 
 
-def rule(metric: Metric, gate: GatePolicy, nights: Sequence[Night], seen: Seen) -> Ruling:
+def rule(metric: Metric, gate: GatePolicy, nights: Sequence[NightRuns], seen: Seen) -> Ruling:
     """What tonight's pairs, and those of the nights before, say of a metric. `nights`: oldest first, tonight last."""
     # A regression that was reported is over or stands: its own pairs say nothing of a further one.
     reported = max((at for at, night in enumerate(nights[:-1]) if metric.name in night.own.worse), default=-1)
@@ -286,7 +288,7 @@ def rule(metric: Metric, gate: GatePolicy, nights: Sequence[Night], seen: Seen) 
     return _with_levels(Ruling(kind, proof), metric, nights[-1], seen)
 
 
-def _had_its_pairs(metric: Metric, past: Sequence[Night]) -> bool:
+def _had_its_pairs(metric: Metric, past: Sequence[NightRuns]) -> bool:
     """Whether what stands was seen beside the last good point; where an arm died, it is tried again for some nights."""
     stood = [*itertools.takewhile(lambda night: metric.name in night.own.worse, reversed(past))]
     return len(stood) >= TRIED_NIGHTS or any(differences(night, METRIC_BY_NAME[ASKS_FOR_PAIRS]) for night in stood)
@@ -298,7 +300,7 @@ def most_pairs(gate: GatePolicy, longer: bool = True) -> int:
     return times * gate.pairs if gate.max_runs is None else gate.max_runs // 2
 
 
-def _with_levels(ruling: Ruling, metric: Metric, night: Night, seen: Seen) -> Ruling:
+def _with_levels(ruling: Ruling, metric: Metric, night: NightRuns, seen: Seen) -> Ruling:
     """The same with what tonight's arms measured, and with where the cluster has the good level now."""
     arms = zip(*pairs_of(night), strict=True)
     news, controls = (values_of(runs, metric) for runs in arms)
@@ -324,7 +326,7 @@ def rerun_reason(metric: Metric, ruling: Ruling, seen: Seen) -> str:
     return f"{metric.label} {away} from its reference{left}; {scatter}, {wanted}"
 
 
-def moved_back(metric: Metric, nights: Sequence[Night], change: float) -> float | None:
+def moved_back(metric: Metric, nights: Sequence[NightRuns], change: float) -> float | None:
     """An earlier place of the good level, where the cluster has gone back to it; None where it has not.
 
     `nights` are oldest first, tonight last; `change` is how far tonight is from the good level where that is held to be
@@ -363,7 +365,7 @@ def _gain(difference: float, spread: float, change: float) -> float:
     return change * (believed - change / 2) / spread**2
 
 
-def differences(night: Night, metric: Metric, field: str = "") -> list[float]:
+def differences(night: NightRuns, metric: Metric, field: str = "") -> list[float]:
     """Of each pair of a night that measured a metric in both arms, the relative difference, positive for worse."""
     found = []
     for pair in pairs_of(night):
@@ -374,7 +376,7 @@ def differences(night: Night, metric: Metric, field: str = "") -> list[float]:
     return found
 
 
-def pairs_of(night: Night) -> list[tuple[HistoryRow, HistoryRow]]:
+def pairs_of(night: NightRuns) -> list[tuple[HistoryRow, HistoryRow]]:
     """The pairs of a night that have both arms in the history, the new point's and the control's, in their order.
 
     Without the pair on suspect nodes: it is about those, and comes when everything else is decided.
@@ -392,7 +394,7 @@ def change_looked_for(metric: Metric, gate: GatePolicy) -> float:
     return min(least, FINE_CHANGE) if gate.control == "every_night" and metric.follows_cluster else least
 
 
-def control_point(past: Sequence[Night], decisions: Sequence[Decision]) -> HistoryRow | None:
+def control_point(past: Sequence[NightRuns], decisions: Sequence[Decision]) -> HistoryRow | None:
     """The stored run that a control arm repeats; None where no good night is stored.
 
     A run from before an improvement is none: it would be as bad beside one that fell back, whatever the cluster does.

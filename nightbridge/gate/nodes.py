@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from nightbridge.embedded.notation import hostnames
-from nightbridge.history.nightly_values import Night, night_values, pins_of, run_value
+from nightbridge.history.nightly_values import NightRuns, night_values, pins_of, run_value
 from nightbridge.history.reading import is_good
 from nightbridge.models import Model, RunSpec
 from nightbridge.models.metrics import METRIC_BY_NAME, Metric
@@ -50,7 +50,7 @@ def node_names(expression: str) -> tuple[str, ...]:
     return tuple(hostnames(expression))
 
 
-def node_effects(nights: Sequence[Night], metric: Metric) -> tuple[NodeEffect, ...]:
+def node_effects(nights: Sequence[NightRuns], metric: Metric) -> tuple[NodeEffect, ...]:
     """The nodes with which a metric is another, the worst first.
 
     Each night's value is compared with the median of the nights around it, so that changes of the code, which move all
@@ -73,13 +73,13 @@ def node_effects(nights: Sequence[Night], metric: Metric) -> tuple[NodeEffect, .
     return tuple(sorted(found, key=lambda effect: effect.p_value))
 
 
-def unchanged_since(past: Sequence[Night], tonight: Night) -> str:
+def unchanged_since(past: Sequence[NightRuns], tonight: NightRuns) -> str:
     """The last good night, where it had the same pins as tonight; empty otherwise."""
     good = next((night.own for night in reversed(past) if is_good(night.own)), None)
     return good.night if good and pins_of(good) == pins_of(tonight.own) else ""
 
 
-def levels_held(past: Sequence[Night], nodes: str) -> dict[str, float]:
+def levels_held(past: Sequence[NightRuns], nodes: str) -> dict[str, float]:
     """Where the cluster has the levels, as multiples: as the same nodes had them in the last weeks, else as last night.
 
     Nodes that are slower by themselves move the levels of their own nights only. `past` is oldest first.
@@ -89,7 +89,7 @@ def levels_held(past: Sequence[Night], nodes: str) -> dict[str, float]:
 
 
 def suspects_among(
-    past: Sequence[Night], tonight: Night, unchanged_since: str = ""
+    past: Sequence[NightRuns], tonight: NightRuns, unchanged_since: str = ""
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The nodes that may explain why tonight is suspicious, and the reasons.
 
@@ -129,7 +129,7 @@ class Placement(NamedTuple):
 
 
 def place_pairs(
-    past: Sequence[Night], tonight: Night, reruns: int, suspects: tuple[str, ...], most: int | None = None
+    past: Sequence[NightRuns], tonight: NightRuns, reruns: int, suspects: tuple[str, ...], most: int | None = None
 ) -> Placement:
     """Keep the first pair from the nodes that may be slow, and try those once it is clean.
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from nightbridge.errors import DamagedData, NightbridgeError
 from nightbridge.gate.decisions import Decision, as_decided
-from nightbridge.gate.trend import Change, Trend, newest_facts, trends
+from nightbridge.gate.trend import LevelChange, Trend, newest_facts, trends
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import changed_topology, good_runs_before, nights_of
 from nightbridge.history.reading import DUMPED
@@ -126,7 +126,7 @@ def repository_changes(
 def with_commits(found: Sequence[Trend], commits_between: CommitsBetween) -> tuple[Trend, ...]:
     """The trends with the commits that lie between the two pins of each change, newest first."""
 
-    def named(change: Change) -> Change:
+    def named(change: LevelChange) -> LevelChange:
         suspects = (_named(pin, pin.url, commits_between) if pin.url else pin for pin in change.suspects)
         return change.model_copy(update={"suspects": tuple(suspects)})
 
@@ -135,7 +135,7 @@ def with_commits(found: Sequence[Trend], commits_between: CommitsBetween) -> tup
 
 def _change(
     verdict: Verdict, regressed: Set[str], rows: Sequence[HistoryRow], decisions: Sequence[Decision]
-) -> Change | None:
+) -> LevelChange | None:
     """The change that the verdict is about: of those that began the present levels of what regressed, the surest."""
     if verdict.status is not VerdictStatus.REGRESSED:
         return None

@@ -11,7 +11,7 @@ from nightbridge.gate.control import PROOF
 from nightbridge.gate.decisions import Decision, is_left_out
 from nightbridge.gate.numerics import Numerics
 from nightbridge.history.nightly_values import (
-    Night,
+    NightRuns,
     adjusted,
     canary_values,
     night_value,
@@ -70,7 +70,7 @@ class Tonight:
     """
 
     record: RunRecord
-    nights: tuple[Night, ...]
+    nights: tuple[NightRuns, ...]
     evidence: Evidence
     control: HistoryRow | None = None
 
@@ -86,19 +86,19 @@ class Tonight:
         return replace(self, nights=(*self.nights[:-1], replace(last, own=own)))
 
     @cached_property
-    def past(self) -> tuple[Night | None, ...]:
+    def past(self) -> tuple[NightRuns | None, ...]:
         """The nights before, None for one that counts for no metric whatever was decided."""
         return tuple(None if night.own.resumed else night for night in self.nights[:-1])
 
     @cached_property
-    def _past_undecided(self) -> tuple[Night | None, ...]:
+    def _past_undecided(self) -> tuple[NightRuns | None, ...]:
         return self._past_decided("", ())
 
-    def past_of(self, metric: str, decisions: Sequence[Decision]) -> tuple[Night | None, ...]:
+    def past_of(self, metric: str, decisions: Sequence[Decision]) -> tuple[NightRuns | None, ...]:
         """The same for one metric, by the decisions about it: most metrics have none, and then the same nights."""
         return self._past_decided(metric, decisions) if decisions else self._past_undecided
 
-    def _past_decided(self, metric: str, decisions: Sequence[Decision]) -> tuple[Night | None, ...]:
+    def _past_decided(self, metric: str, decisions: Sequence[Decision]) -> tuple[NightRuns | None, ...]:
         return tuple(
             None if night is None or is_left_out(decisions, metric, night.own.night, night.own.verdict) else night
             for night in self.past
@@ -121,7 +121,7 @@ class MetricSeries:
 
     metric: Metric
     tonight: Tonight
-    past: tuple[Night | None, ...]
+    past: tuple[NightRuns | None, ...]
 
     @property
     def gate(self) -> GatePolicy:

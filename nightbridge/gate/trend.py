@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import Field
 
 from nightbridge.gate.decisions import Decision, as_decided, decision_on, is_accepted, level_start
-from nightbridge.history.nightly_values import BROKEN, Night, adjusted, night_values, nights_of
+from nightbridge.history.nightly_values import BROKEN, NightRuns, adjusted, night_values, nights_of
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, facts_of, good_for
 from nightbridge.models import (
     EXIT_CODES,
@@ -64,7 +64,7 @@ class ChangedPin(RepositoryChange):
     url: str = ""
 
 
-class Change(Model):
+class LevelChange(Model):
     """A night at which a metric's level shifted."""
 
     metric: str
@@ -88,11 +88,11 @@ class Trend(Model):
     unit: str
     nights: tuple[str, ...]
     values: tuple[float | None, ...] = Field(description="One per night; None where nothing was measured.")
-    changes: tuple[Change, ...]
+    changes: tuple[LevelChange, ...]
     left: bool = Field(False, description="Whether the last level was left by good nights: what is bad now is new.")
 
     @property
-    def ongoing(self) -> Change | None:
+    def ongoing(self) -> LevelChange | None:
         """The change that began the level of the last night, where that is worse and no decision is about it.
 
         One that was repaired, or that is a baseline since, is no cause of what is worse tonight.
@@ -172,7 +172,7 @@ def is_back(metric: Metric, ongoing: NewLevel, value: float, noise: float) -> bo
     return gained > max(half, CERTAINLY_BACK * noise * abs(ongoing.after))
 
 
-def was_left(metric: Metric, level: NewLevel, nights: Sequence[Night], values: Sequence[float | None]) -> bool:
+def was_left(metric: Metric, level: NewLevel, nights: Sequence[NightRuns], values: Sequence[float | None]) -> bool:
     """Whether good nights have left a worse level: it was repaired, and what is bad now began after them.
 
     A new level takes some nights to be found, so that the repair may not be a change yet.
@@ -214,7 +214,7 @@ def newest_facts(worse: Iterable[str], before: Sequence[HistoryRow]) -> set[str]
     return facts_of(worse) - known or facts_of(worse)
 
 
-def standing(verdict: Verdict, nights: Sequence[Night], decisions: Sequence[Decision] = ()) -> Standing:
+def standing(verdict: Verdict, nights: Sequence[NightRuns], decisions: Sequence[Decision] = ()) -> Standing:
     """Whether it is new, worse, better or over, or stands.
 
     Args:
@@ -254,7 +254,7 @@ def standing(verdict: Verdict, nights: Sequence[Night], decisions: Sequence[Deci
     return Standing("worse" if worse else "standing", same[-1].night)
 
 
-def _same_run(night: Night, own: HistoryRow) -> HistoryRow:
+def _same_run(night: NightRuns, own: HistoryRow) -> HistoryRow:
     """Of the runs that a test has each night the one of the same number; the night's own where it had fewer."""
     same = (run for run in night.runs if run.repeat == 0 and run.iteration == own.iteration)
     return next(same, night.own)
@@ -283,7 +283,7 @@ def trends(rows: Sequence[HistoryRow], decisions: Sequence[Decision] = ()) -> tu
     )
 
 
-def _trend(metric: Metric, nights: Sequence[Night], decisions: Sequence[Decision]) -> Trend:
+def _trend(metric: Metric, nights: Sequence[NightRuns], decisions: Sequence[Decision]) -> Trend:
     # numpy is imported with the first trend: commands that need none do not pay for it.
     from nightbridge.history.changepoints import DEFAULT_POLICY, find_change_points
     from nightbridge.history.noise import steadiest
@@ -306,7 +306,7 @@ def _trend(metric: Metric, nights: Sequence[Night], decisions: Sequence[Decision
         before, first = _start_of(metric, point, nights, series[statistic], decisions)
         last_before, begin, latest = nights[before], nights[first].own.night, nights[max(first, point.latest)]
         changes.append(
-            Change(
+            LevelChange(
                 metric=metric.name,
                 statistic=statistic,
                 night=begin,
@@ -336,7 +336,7 @@ def _trend(metric: Metric, nights: Sequence[Night], decisions: Sequence[Decision
 def _start_of(
     metric: Metric,
     point: "ChangePoint",
-    nights: Sequence[Night],
+    nights: Sequence[NightRuns],
     values: Sequence[float | None],
     decisions: Sequence[Decision],
 ) -> tuple[int, int]:
@@ -357,7 +357,7 @@ def _start_of(
     return at, first_night(point, nights, values) if at == certain else at + 1
 
 
-def first_night(point: "ChangePoint", nights: Sequence[Night], values: Sequence[float | None]) -> int:
+def first_night(point: "ChangePoint", nights: Sequence[NightRuns], values: Sequence[float | None]) -> int:
     """Which night a new level begins with: in the youngest that is found, good nights at the old level are not its own.
 
     A level has some nights at least, so that one that is younger seems to begin before itself.

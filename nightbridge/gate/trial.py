@@ -36,15 +36,22 @@ from nightbridge.numbers import format_change, format_count, format_value
 CORE_FOLDER = "3rdparty/Megatron-LM"
 """Where Megatron-Bridge has Megatron-Core."""
 
-Answer = Literal["as good", "better", "worse", "fails", "open", "control fails"]
+TrialAnswer = Literal["as good", "better", "worse", "fails", "open", "control fails"]
 
-EXIT_CODES: Mapping[Answer, int] = {"as good": 0, "better": 0, "worse": 1, "open": 1, "fails": 3, "control fails": 4}
+EXIT_CODES: Mapping[TrialAnswer, int] = {
+    "as good": 0,
+    "better": 0,
+    "worse": 1,
+    "open": 1,
+    "fails": 3,
+    "control fails": 4,
+}
 
 QUIET_SIGMAS = 5.0
 """Standard deviations of a test without a history that are its widest band: quieter than a night takes it to be, whose
 alarm wakes people. Whoever tries a change waits for few pairs."""
 
-_HEADLINES: Mapping[Answer, str] = {
+_HEADLINES: Mapping[TrialAnswer, str] = {
     "as good": "no regression",
     "better": "improves",
     "worse": "regresses",
@@ -54,7 +61,7 @@ _HEADLINES: Mapping[Answer, str] = {
 }
 
 
-class Change(Model):
+class ProposedChange(Model):
     """What is tried, beside what the test's file says."""
 
     bridge: str | None = Field(None, description="Ref of Megatron-Bridge: branch, tag, commit, or a pull request.")
@@ -96,11 +103,11 @@ class Trial(StoredModel):
 
     trial_id: str
     test_id: str
-    change: Change
+    change: ProposedChange
     noise: dict[str, float] = Field({}, description="Of single runs, relative, by metric, as the history has it.")
     arms: tuple[TrialArm, ...] = ()
     findings: tuple[Finding, ...] = ()
-    answer: Answer = "open"
+    answer: TrialAnswer = "open"
 
     @property
     def gpu_hours(self) -> float:
@@ -121,7 +128,7 @@ def pull_request_ref(text: str, url: str) -> str:
     return f"refs/merge-requests/{number[1]}/head" if "gitlab" in url else f"refs/pull/{number[1]}/head"
 
 
-def plan_trial(run: RunSpec, change: Change, now: datetime) -> tuple[Trial, RunSpec]:
+def plan_trial(run: RunSpec, change: ProposedChange, now: datetime) -> tuple[Trial, RunSpec]:
     """A trial's name, and its control: the file's run, without its own confirmation and checkpoints.
 
     The same question has the same name all day, so that an interrupted trial is resumed; see `interrupted` for later.
@@ -170,7 +177,7 @@ def noise_of_history(rows: Sequence[HistoryRow], gate: GatePolicy) -> dict[str, 
     return found
 
 
-def trial_arm(control: RunSpec, change: Change, number: int) -> RunSpec:
+def trial_arm(control: RunSpec, change: ProposedChange, number: int) -> RunSpec:
     """A run of a trial by its number, from 1: new, control, control, new, and so on."""
     arm = arm_of(number, control.run_key)
     run = control.model_copy(update={"repeat": number, "arm": arm})
@@ -294,7 +301,7 @@ def _finding(metric: Metric, known: Sequence[tuple[float, float]], gate: GatePol
     )
 
 
-def _answer(arms: Sequence[TrialArm], findings: Sequence[Finding]) -> Answer:
+def _answer(arms: Sequence[TrialArm], findings: Sequence[Finding]) -> TrialAnswer:
     broken = [arm for arm in arms if arm.status in BROKEN]
     new, control = ([arm.status for arm in broken if arm.arm.role == role] for role in ("new", "control"))
     if _is_broken(control):

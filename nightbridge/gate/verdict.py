@@ -43,7 +43,7 @@ from nightbridge.gate.tonight import Evidence, Tonight, slow_mode
 from nightbridge.gate.trend import standing
 from nightbridge.history.nightly_values import (
     BROKEN,
-    Night,
+    NightRuns,
     arms_of,
     changed_topology,
     fixed_band,
@@ -193,7 +193,7 @@ def verdict_for_invalid(test: InvalidTest, scenario: str, night: str) -> Verdict
     )
 
 
-def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[Night, ...]:
+def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[NightRuns, ...]:
     """The nights that count, oldest first, tonight last: its own run, and its confirming re-runs."""
     own = row_of(record, None)
     comparable = (row for row in history if row.night < own.night and not changed_topology(row, own))
@@ -201,7 +201,7 @@ def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[Night, ..
     nights = nights_of(past[first_that_counts(past) :], own.iteration)
     # Where the cluster has the levels holds until a control arm says otherwise.
     own = own.model_copy(update={"moved": levels_held(nights, own.nodes)})
-    return (*nights, Night(own, (own, *repeats_of(own, history)), arms_of(own, history)))
+    return (*nights, NightRuns(own, (own, *repeats_of(own, history)), arms_of(own, history)))
 
 
 def _verdict(
@@ -320,7 +320,7 @@ def _certainty(status: VerdictStatus, results: Sequence[MetricResult]) -> str:
     return next((found.certainty for found in results if found.comparison.status == BAD_COMPARISONS.get(status)), "")
 
 
-def _control_arm(point: HistoryRow, tonight: Night, placed: Placement) -> ControlArm:
+def _control_arm(point: HistoryRow, tonight: NightRuns, placed: Placement) -> ControlArm:
     return ControlArm(
         run_key=point.run_key,
         night=point.night,
@@ -331,7 +331,7 @@ def _control_arm(point: HistoryRow, tonight: Night, placed: Placement) -> Contro
     )
 
 
-def _further_runs(tonight: Night) -> dict[str, float]:
+def _further_runs(tonight: NightRuns) -> dict[str, float]:
     """GPU-hours of a night's further runs, by run key."""
     return {run.run_key: run.gpu_hours or 0.0 for run in (*tonight.runs, *tonight.arms) if run.repeat}
 

@@ -21,7 +21,7 @@ from nightbridge.files import MODEL_LIMIT, read_regular, write_model
 from nightbridge.harvest.manifest import load_record
 from nightbridge.harvest.request import HarvestRequest, run_harvest
 from nightbridge.models import Model, RunRecord, SecretRef
-from nightbridge.node_programs import Answer, Failure, RunOnNode, begin_on_node, read_answer
+from nightbridge.node_programs import NodeResponse, RunOnNode, SerializedError, begin_on_node, read_response
 from nightbridge.processes import own_program
 from nightbridge.store.protocol import ObjectStore, open_store
 from nightbridge.store.transfers import Progress
@@ -92,7 +92,7 @@ def harvest_on_node(
         on_line=on_line,
     )
     run_key, instead = request.run.run_key, 'on = "host" in [harvest]'
-    read_answer(finished, Answer, doing="harvest", subject=run_key, instead=instead)
+    read_response(finished, NodeResponse, doing="harvest", subject=run_key, instead=instead)
     record = load_record(store, request.prefix)
     if record is None:
         raise TransientError(
@@ -134,8 +134,8 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         run_harvest(request, open_store(request.store), given.masked, report)
-        answer = Answer()
+        response = NodeResponse()
     except NightbridgeError as error:
-        answer = Answer(failure=Failure.of(error, given.masked))
-    print(answer.model_dump_json(), flush=True)
-    return 1 if answer.failure else 0
+        response = NodeResponse(failure=SerializedError.of(error, given.masked))
+    print(response.model_dump_json(), flush=True)
+    return 1 if response.failure else 0

@@ -38,7 +38,7 @@ BROKEN = frozenset({VerdictStatus.FAILED, VerdictStatus.SHORT, VerdictStatus.INV
 
 
 @dataclass(frozen=True)
-class Night:
+class NightRuns:
     """The night's own run, all runs that count for its value, and the arms of its pairs."""
 
     own: HistoryRow
@@ -61,7 +61,7 @@ class Night:
         return is_good(self.own)
 
 
-def nights_of(rows: Iterable[HistoryRow], iteration: int = 1) -> tuple[Night, ...]:
+def nights_of(rows: Iterable[HistoryRow], iteration: int = 1) -> tuple[NightRuns, ...]:
     """The nights that have a run of their own, oldest first: of several, that of an iteration where there is one."""
 
     def place(row: HistoryRow) -> tuple[Any, ...]:
@@ -75,7 +75,7 @@ def nights_of(rows: Iterable[HistoryRow], iteration: int = 1) -> tuple[Night, ..
         own = runs[0]
         if own.repeat == 0:
             same = (run for run in runs if pins_of(run) == pins_of(own) and _counts(run))
-            nights.append(Night(own, tuple(same), arms_of(own, runs)))
+            nights.append(NightRuns(own, tuple(same), arms_of(own, runs)))
     return tuple(nights)
 
 
@@ -164,12 +164,12 @@ def _has_values(run: HistoryRow) -> bool:
     return run.outcome in COMPLETE_OUTCOMES and run.verdict not in NO_VALUE
 
 
-def night_value(night: Night, metric: Metric, field: str = "") -> float | None:
+def night_value(night: NightRuns, metric: Metric, field: str = "") -> float | None:
     """The median of the night's runs that measured it."""
     return night_values([night], metric, field)[0]
 
 
-def night_values(nights: Sequence[Night | None], metric: Metric, field: str = "") -> list[float | None]:
+def night_values(nights: Sequence[NightRuns | None], metric: Metric, field: str = "") -> list[float | None]:
     """The same of each night; None for one that does not count."""
     measure = measure_of(metric, field)
     return [
@@ -183,14 +183,14 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def canary_values(nights: Sequence[Night], canary: Sequence[HistoryRow], metric: Metric) -> list[float | None]:
+def canary_values(nights: Sequence[NightRuns], canary: Sequence[HistoryRow], metric: Metric) -> list[float | None]:
     """The canary's value in each of the nights."""
     by_night = {night.own.night: night_value(night, metric) for night in nights_of(canary)}
     return [by_night.get(night.own.night) for night in nights]
 
 
 def adjusted(
-    metric: Metric, values: Sequence[float | None], nights: Sequence[Night], canary: Sequence[float | None]
+    metric: Metric, values: Sequence[float | None], nights: Sequence[NightRuns], canary: Sequence[float | None]
 ) -> list[float | None]:
     """The values without the cluster's drift and without the level of the nodes; as they are where neither is known.
 

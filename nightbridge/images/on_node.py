@@ -26,7 +26,7 @@ from nightbridge.images.enroot import (
 )
 from nightbridge.images.registry import ImageReference, registry_digest
 from nightbridge.models import ImageImport, Model
-from nightbridge.node_programs import Answer, Failure, RunOnNode, begin_on_node, read_answer
+from nightbridge.node_programs import NodeResponse, RunOnNode, SerializedError, begin_on_node, read_response
 from nightbridge.processes import own_program
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class NodeImporter:
                 given=self._credentials.get_secret_value().encode(),
                 on_line=lambda line: log.info("%s", line),
             )
-            answer = read_answer(
+            response = read_response(
                 finished, ImportResult, doing="import", subject=str(reference), instead="image_import.on to host"
             )
         except BaseException:
@@ -90,7 +90,7 @@ class NodeImporter:
                 subject=str(output),
                 advice="Keep images on a file system shared with the nodes",
             )
-        return answer.tool
+        return response.tool
 
 
 class ImportRequest(Model):
@@ -101,7 +101,7 @@ class ImportRequest(Model):
     settings: ImageImport
 
 
-class ImportResult(Answer):
+class ImportResult(NodeResponse):
     """How an import on a node ended: what made the image and where, or the error."""
 
     tool: str = ""
@@ -117,13 +117,13 @@ def run_import(request: ImportRequest, credentials: str) -> ImportResult:
             remove_scratch_dirs(images, request.reference.file_name, importer.scratch_parents)
             return ImportResult(tool=f"{importer.import_image(request.reference, request.output)} on {node}")
     except NightbridgeError as error:
-        failure = Failure.of(error)
+        failure = SerializedError.of(error)
         return ImportResult(failure=failure.model_copy(update={"what": f"{failure.what} (on {node})"}))
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the import that the only argument requests; return the exit code."""
     begin_on_node()
-    answer = run_import(ImportRequest.model_validate_json(arguments[0]), sys.stdin.read())
-    print(answer.model_dump_json())
-    return 1 if answer.failure else 0
+    response = run_import(ImportRequest.model_validate_json(arguments[0]), sys.stdin.read())
+    print(response.model_dump_json())
+    return 1 if response.failure else 0

@@ -21,7 +21,7 @@ from nightbridge.nights.records import Night, read_night
 from nightbridge.store.protocol import ObjectStore
 
 
-class Cause(enum.StrEnum):
+class MissingCause(enum.StrEnum):
     """Why there is no verdict. Of several things that keep a night from beginning the first one here is named."""
 
     CRASHED = "crashed"

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from nightbridge.models import Model
-from nightbridge.nights.due import Cause
+from nightbridge.nights.due import MissingCause
 
 TIMEOUT_SECONDS = 5.0
 """For each answer."""
@@ -34,7 +34,7 @@ _AWAY = (OSError, ValueError, KeyError, TypeError, AttributeError)
 class WhyNot(Model):
     """Why a night has not begun: the gravest cause, and everything that was found in words."""
 
-    cause: Cause
+    cause: MissingCause
     words: str
 
 
@@ -126,11 +126,11 @@ def why_not_begun(
     except _AWAY as error:
         reason = str(getattr(error, "reason", "") or error)
         words = f"the Prefect server {server.host} does not answer: {reason}"
-        return WhyNot(cause=Cause.SERVER_AWAY, words=words)
+        return WhyNot(cause=MissingCause.SERVER_AWAY, words=words)
     if not deployed:
         name = deployment or scenario_file or FLOW
-        return WhyNot(cause=Cause.NOT_STARTED, words=f"the Prefect server has no deployment for {name}")
-    gravest = min((kind for kind, _ in found), key=list(Cause).index, default=Cause.NOT_STARTED)
+        return WhyNot(cause=MissingCause.NOT_STARTED, words=f"the Prefect server has no deployment for {name}")
+    gravest = min((kind for kind, _ in found), key=list(MissingCause).index, default=MissingCause.NOT_STARTED)
     return WhyNot(cause=gravest, words="; ".join(dict.fromkeys(words for _, words in found)))
 
 
@@ -149,12 +149,12 @@ def _found(
     deployment: Mapping[str, Any],
     between: tuple[datetime, datetime],
     clock: Callable[[datetime], str],
-) -> Iterator[tuple[Cause, str]]:
+) -> Iterator[tuple[MissingCause, str]]:
     name = deployment["name"]
     if deployment["paused"]:
-        yield Cause.SCHEDULE_OFF, f"schedule off: the deployment {name} is paused"
+        yield MissingCause.SCHEDULE_OFF, f"schedule off: the deployment {name} is paused"
     elif not any(schedule["active"] for schedule in deployment["schedules"]):
-        yield Cause.SCHEDULE_OFF, f"schedule off: the deployment {name} has no active schedule"
+        yield MissingCause.SCHEDULE_OFF, f"schedule off: the deployment {name} has no active schedule"
     pool, queue = deployment["work_pool_name"], deployment["work_queue_name"]
     if pool:
         yield from _of_pool(server, pool, queue, clock)
@@ -175,31 +175,31 @@ def _found(
     if runs:
         yield _of_flow_run(runs[0], clock)
     else:
-        yield Cause.NOT_STARTED, f"no flow run of the deployment {name} was scheduled for it"
+        yield MissingCause.NOT_STARTED, f"no flow run of the deployment {name} was scheduled for it"
 
 
 def _of_pool(
     server: PrefectServer, pool: str, queue: str | None, clock: Callable[[datetime], str]
-) -> Iterator[tuple[Cause, str]]:
+) -> Iterator[tuple[MissingCause, str]]:
     if any(one["is_paused"] for one in server.find("/work_pools/filter", {"work_pools": {"name": {"any_": [pool]}}})):
-        yield Cause.SCHEDULE_OFF, f"the work pool {pool} is paused"
+        yield MissingCause.SCHEDULE_OFF, f"the work pool {pool} is paused"
     queues = server.find(f"/work_pools/{quote(pool)}/queues/filter", {})
     if any(one["is_paused"] for one in queues if one["name"] == queue):
-        yield Cause.SCHEDULE_OFF, f"the work queue {queue} is paused"
+        yield MissingCause.SCHEDULE_OFF, f"the work queue {queue} is paused"
     workers = server.find(f"/work_pools/{quote(pool)}/workers/filter", {})
     if not any(worker["status"] == "ONLINE" for worker in workers):
         beats = [datetime.fromisoformat(worker["last_heartbeat_time"]) for worker in workers]
         last = f"the last one was heard at {clock(max(beats))}" if beats else "there has never been one"
-        yield Cause.WORKER_AWAY, f"worker away: no worker of the work pool {pool} is online, {last}"
+        yield MissingCause.WORKER_AWAY, f"worker away: no worker of the work pool {pool} is online, {last}"
 
 
-def _of_flow_run(run: Mapping[str, Any], clock: Callable[[datetime], str]) -> tuple[Cause, str]:
+def _of_flow_run(run: Mapping[str, Any], clock: Callable[[datetime], str]) -> tuple[MissingCause, str]:
     state = run["state"]
     due = clock(datetime.fromisoformat(run["expected_start_time"]))
     reached = clock(datetime.fromisoformat(state["timestamp"]))
     message = f": {' '.join(state['message'].split())}" if state.get("message") else ""
     if state["type"] in ("SCHEDULED", "PENDING"):
-        return Cause.LATE, f"its flow run {run['name']} is due since {due}, and {state['name']}"
+        return MissingCause.LATE, f"its flow run {run['name']} is due since {due}, and {state['name']}"
     if state["type"] in ("FAILED", "CRASHED", "CANCELLED", "COMPLETED"):
-        return Cause.CRASHED, f"its flow run {run['name']} ended {state['name']} at {reached}{message}"
-    return Cause.NOT_STARTED, f"its flow run {run['name']} is {state['name']} since {reached}"
+        return MissingCause.CRASHED, f"its flow run {run['name']} ended {state['name']} at {reached}{message}"
+    return MissingCause.NOT_STARTED, f"its flow run {run['name']} is {state['name']} since {reached}"

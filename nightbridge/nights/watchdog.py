@@ -18,7 +18,7 @@ from pydantic import Field
 from nightbridge import config
 from nightbridge.errors import InvalidInput, NightbridgeError, TransientError
 from nightbridge.models import EXIT_CODES, Model, Site, VerdictStatus, utc_now
-from nightbridge.nights.due import Cause, DueNight, Expected, Morning, due_nights, morning_of, recent_nights
+from nightbridge.nights.due import DueNight, Expected, MissingCause, Morning, due_nights, morning_of, recent_nights
 from nightbridge.nights.liveness import is_alive
 from nightbridge.nights.prefect_api import PrefectServer, why_not_begun
 from nightbridge.nights.records import NightEnd, NightStart, NightTest, plan_path, read_plan
@@ -46,7 +46,7 @@ class MissingVerdict(Model):
     night: str = Field(description="Id of the night; empty where it has not begun.")
     test_id: str
     run_key: str = ""
-    cause: Cause
+    cause: MissingCause
     why: str
     since: datetime | None = None
     job_id: int | None = None
@@ -76,7 +76,7 @@ class WatchedNight(Model):
         return not (self.missing or self.no_report)
 
 
-class Question(Model):
+class WatchSettings(Model):
     """What the watchdog is to look for."""
 
     by: time
@@ -106,14 +106,16 @@ class Watch(Model):
         return EXIT_INVALID if self.invalid else 0
 
 
-def question(by: str, *, timezone: str | None = None, files: Iterable[Path] = (), days: int = DAYS) -> Question:
+def watch_settings(
+    by: str, *, timezone: str | None = None, files: Iterable[Path] = (), days: int = DAYS
+) -> WatchSettings:
     """Read what a person asks.
 
     Args:
         by: Local time of day, `08:00`.
         timezone: Its zone, `Europe/Berlin`; this machine's own when None.
         files: Scenario files.
-        days: As in `Question`.
+        days: As in `WatchSettings`.
 
     Raises:
         InvalidInput: The time or the zone cannot be read, or there is no day to look at.
@@ -129,11 +131,11 @@ def question(by: str, *, timezone: str | None = None, files: Iterable[Path] = ()
         zone = ZoneInfo(timezone) if timezone else None
     except (ValueError, OSError, KeyError) as error:
         raise InvalidInput("no such time zone", subject=str(timezone), advice="Write it as Europe/Berlin") from error
-    return Question(by=clock, zone=zone, files=tuple(files), days=days)
+    return WatchSettings(by=clock, zone=zone, files=tuple(files), days=days)
 
 
 def look(
-    question: Question,
+    settings: WatchSettings,
     site: Site,
     open_store: Callable[[], ObjectStore],
     server: PrefectServer | None = None,
@@ -145,19 +147,19 @@ def look(
     What goes wrong on the way is part of the result, and not raised: a verdict that cannot be read is missing, too.
 
     Args:
-        question: Until when, and of which scenarios.
+        settings: Until when, and of which scenarios.
         site: The workspace and the cluster.
         open_store: Opens the store.
         server: Prefect's server, queried for why a night has not begun; None for not at all.
         now: The time; the machine's when None.
     """
-    morning = morning_of(question.by, question.zone, now or utc_now())
-    expected, invalid = _named(question.files)
+    morning = morning_of(settings.by, settings.zone, now or utc_now())
+    expected, invalid = _named(settings.files)
     try:
         store = open_store()
-        nights, troubles = recent_nights(store, morning.days_before(question.days + 1))
+        nights, troubles = recent_nights(store, morning.days_before(settings.days + 1))
         inspector = _Inspector(site, store, server, morning)
-        due = due_nights(nights, morning, question.days, expected if question.files else None)
+        due = due_nights(nights, morning, settings.days, expected if settings.files else None)
         seen = tuple(inspector.inspect(one) for one in due)
     except InvalidInput as error:
         return Watch(by=morning.deadline, invalid=(*invalid, str(error)))
@@ -166,7 +168,7 @@ def look(
     is_new = any(night.start.slot and night.start.slot > morning.deadline for night in nights)
     if not (due or invalid or is_new):
         advice = "Check --store and --workspace, or name the scenario files"
-        troubles.append(f"{store.url}: no night was scheduled in the last {question.days} days. {advice}")
+        troubles.append(f"{store.url}: no night was scheduled in the last {settings.days} days. {advice}")
     known = tuple(dict.fromkeys((*troubles, *inspector.troubles)))
     return Watch(by=morning.deadline, nights=seen, troubles=known, invalid=tuple(invalid))
 
@@ -194,19 +196,22 @@ _PROCESS: Mapping[bool | None, str] = {
     None: "whether the night's process lives is unknown",
 }
 
-_WORDS: Mapping[tuple[RunPhase, bool], tuple[Cause, str]] = {
-    (RunPhase.NOT_STARTED, True): (Cause.IN_PROGRESS, "in progress: it has no job yet"),
-    (RunPhase.NOT_STARTED, False): (Cause.CRASHED, "{cause}: nothing of it was begun, and {process}"),
-    (RunPhase.PREPARING, True): (Cause.IN_PROGRESS, "in progress{since}: it has no job yet{also}"),
-    (RunPhase.PREPARING, False): (Cause.CRASHED, "{cause}: no job of it is recorded, and {process}{also}"),
-    (RunPhase.WAITING, True): (Cause.WAITING, "waiting{since} ({reason}), job {job}"),
-    (RunPhase.WAITING, False): (Cause.WAITING, "waiting{since} ({reason}), job {job}; {process}"),
-    (RunPhase.RUNNING, True): (Cause.RUNNING, "running{since}, job {job}"),
-    (RunPhase.RUNNING, False): (Cause.RUNNING, "running{since}, job {job}; {process}"),
-    (RunPhase.ENDED, True): (Cause.IN_PROGRESS, "in progress: job {job} ended{at} ({reason}) and is being judged"),
-    (RunPhase.ENDED, False): (Cause.CRASHED, "{cause}: job {job} ended{at} ({reason}), and {process}"),
-    (RunPhase.UNKNOWN, True): (Cause.UNKNOWN, "unknown: {reason}"),
-    (RunPhase.UNKNOWN, False): (Cause.UNKNOWN, "unknown: {reason}; {process}"),
+_WORDS: Mapping[tuple[RunPhase, bool], tuple[MissingCause, str]] = {
+    (RunPhase.NOT_STARTED, True): (MissingCause.IN_PROGRESS, "in progress: it has no job yet"),
+    (RunPhase.NOT_STARTED, False): (MissingCause.CRASHED, "{cause}: nothing of it was begun, and {process}"),
+    (RunPhase.PREPARING, True): (MissingCause.IN_PROGRESS, "in progress{since}: it has no job yet{also}"),
+    (RunPhase.PREPARING, False): (MissingCause.CRASHED, "{cause}: no job of it is recorded, and {process}{also}"),
+    (RunPhase.WAITING, True): (MissingCause.WAITING, "waiting{since} ({reason}), job {job}"),
+    (RunPhase.WAITING, False): (MissingCause.WAITING, "waiting{since} ({reason}), job {job}; {process}"),
+    (RunPhase.RUNNING, True): (MissingCause.RUNNING, "running{since}, job {job}"),
+    (RunPhase.RUNNING, False): (MissingCause.RUNNING, "running{since}, job {job}; {process}"),
+    (RunPhase.ENDED, True): (
+        MissingCause.IN_PROGRESS,
+        "in progress: job {job} ended{at} ({reason}) and is being judged",
+    ),
+    (RunPhase.ENDED, False): (MissingCause.CRASHED, "{cause}: job {job} ended{at} ({reason}), and {process}"),
+    (RunPhase.UNKNOWN, True): (MissingCause.UNKNOWN, "unknown: {reason}"),
+    (RunPhase.UNKNOWN, False): (MissingCause.UNKNOWN, "unknown: {reason}; {process}"),
 }
 """Cause and words, by how far the run is and whether the night's process is known to live."""
 
@@ -234,7 +239,12 @@ class _Inspector:
             return self._not_begun(due)
         start, end = due.night.start, due.night.ended
         seen = _ended(start, end) if end else self._under_way(start)
-        named = {"scenario": start.scenario, "night": start.night, "cause": Cause.NOT_STARTED, "since": start.slot}
+        named = {
+            "scenario": start.scenario,
+            "night": start.night,
+            "cause": MissingCause.NOT_STARTED,
+            "since": start.slot,
+        }
         why = "not started: the night was begun without it"
         lacking = (MissingVerdict(test_id=test, why=why, **named) for test in due.tests)
         return seen.model_copy(update={"missing": (*seen.missing, *lacking)})
@@ -247,7 +257,7 @@ class _Inspector:
             f"{due.scenario}, the night {'of' if due.slot else 'before'} "
             f"{moment.astimezone(self._morning.zone):%Y-%m-%d %H:%M}"
         )
-        cause, why = Cause.NOT_STARTED, "not started"
+        cause, why = MissingCause.NOT_STARTED, "not started"
         if self._server is not None and (due.deployment or due.file):
             between = (due.slot or self._morning.days_before(1), self._morning.deadline)
             found = why_not_begun(self._server, due.deployment, due.file, between, self._morning.clock)
@@ -311,10 +321,10 @@ class _Inspector:
 
     def _missing(self, start: NightStart, run: RunStatus, alive: bool | None) -> MissingVerdict:
         if run.job_id is None and not start.workspace.is_dir():
-            cause, words = Cause.UNKNOWN, "unknown: {workspace} cannot be seen from this machine"
+            cause, words = MissingCause.UNKNOWN, "unknown: {workspace} cannot be seen from this machine"
         else:
             cause, words = _WORDS[run.phase, bool(alive)]
-            cause = Cause.UNKNOWN if cause is Cause.CRASHED and alive is None else cause
+            cause = MissingCause.UNKNOWN if cause is MissingCause.CRASHED and alive is None else cause
         clock = self._morning.clock(run.since) if run.since else ""
         why = words.format(
             since=f" since {clock}" if clock else "",
@@ -338,7 +348,7 @@ def _ended(start: NightStart, end: NightEnd) -> WatchedNight:
         title=_title(start),
         verdicts=tuple(GivenVerdict(test_id=one.test_id, status=one.status) for one in end.verdicts),
         missing=tuple(
-            MissingVerdict(**_named_run(start, test), cause=Cause.CRASHED, why="the night ended without it")
+            MissingVerdict(**_named_run(start, test), cause=MissingCause.CRASHED, why="the night ended without it")
             for test in start.tests
             if test.run_key not in given
         ),

@@ -37,7 +37,7 @@ from pydantic import BaseModel, ValidationError
 from nightbridge.errors import DamagedData, NightbridgeError, TransientError
 from nightbridge.files import Confinement, confine, unless_away
 from nightbridge.models import Model
-from nightbridge.node_programs import Failure
+from nightbridge.node_programs import SerializedError
 from nightbridge.processes import own_program
 
 AT_ONCE = 4
@@ -148,7 +148,7 @@ class Child:
             while (message := _receive(self._connection)) is not None:
                 kind, data = message
                 if kind == _FAILURE:
-                    raise Failure.model_validate_json(data).error()
+                    raise SerializedError.model_validate_json(data).error()
                 if kind == _ANSWER:
                     size = int.from_bytes(data[:8], "little")
                     return data[8 : 8 + size], data[8 + size :]
@@ -348,10 +348,10 @@ def _answer(reader: _Reader, argument: bytes) -> tuple[bytes, bytes]:
         found = json.dumps(model.model_dump(mode="json"), ensure_ascii=False).encode(errors="replace")
         return _ANSWER, len(found).to_bytes(8, "little") + found + data
     except NightbridgeError as error:
-        failure = Failure.of(error)
+        failure = SerializedError.of(error)
     except Exception as error:  # a reader that does not know this damage: it is damage all the same
         detail = "it takes too much memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
-        failure = Failure(kind=DamagedData.__name__, what=f"its output cannot be read: {detail}")
+        failure = SerializedError(kind=DamagedData.__name__, what=f"its output cannot be read: {detail}")
     return _FAILURE, failure.model_dump_json().encode()
 
 

@@ -15,8 +15,7 @@ from pydantic import Field
 
 from nightbridge.gate.decisions import StoredDecision, list_decisions
 from nightbridge.gate.trend import Trend
-from nightbridge.history.nightly_values import Night as ValuedNight
-from nightbridge.history.nightly_values import nights_of, values_of
+from nightbridge.history.nightly_values import NightRuns, nights_of, values_of
 from nightbridge.history.rows import HistoryRow, hardly_moved
 from nightbridge.models import Model, Verdict, VerdictStatus, night_order
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME
@@ -275,7 +274,7 @@ def history_cells(found: Sequence[Trend], rows: Sequence[HistoryRow], since: str
     return cells
 
 
-def _control_step_time(night: ValuedNight) -> float | None:
+def _control_step_time(night: NightRuns) -> float | None:
     """What the last good point took beside it."""
     controls = (row for row in night.arms if row.arm and row.arm.role == "control" and not row.arm.on_suspects)
     values = values_of(controls, METRIC_BY_NAME["step_time"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jinja2
 
 from nightbridge.gate.verdict import OUTCOMES
-from nightbridge.history.nightly_values import Night, good_runs_before, night_value, nights_of, repeats_of, up_to
+from nightbridge.history.nightly_values import NightRuns, good_runs_before, night_value, nights_of, repeats_of, up_to
 from nightbridge.history.rows import HistoryRow, Pin
 from nightbridge.models import GOOD_VERDICTS, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME
@@ -228,7 +228,7 @@ def _night_points(verdict: Verdict, rows: Sequence[HistoryRow]) -> list[NightPoi
     return [*points[:-1], points[-1]._replace(value=shown.value)] if points and shown else points
 
 
-def _night_point(night: Night) -> NightPoint:
+def _night_point(night: NightRuns) -> NightPoint:
     own, median = night.own.summary, night_value(night, METRIC_BY_NAME["step_time"])
     step_time = own.step_time if median is None else median
     kind: PointKind = "regressed" if night.own.verdict is VerdictStatus.REGRESSED else "other"

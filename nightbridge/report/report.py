@@ -178,7 +178,7 @@ def _attribution_section(result: "AttributionResult") -> dict[str, object]:
     """
     from nightbridge.attribution.axes import AXIS_WORDS
     from nightbridge.attribution.result import design_words, sentence, shown_part
-    from nightbridge.bisect.result import question_text
+    from nightbridge.bisect.result import target_text
 
     plan, cause = result.plan, result.cause
     likeliest = sorted(range(len(plan.factors)), key=lambda number: -cause.marginals[number])
@@ -192,7 +192,7 @@ def _attribution_section(result: "AttributionResult") -> dict[str, object]:
     further = (f"then {format_count(len(one.points), 'run')} inside {one.plan.ranges[0]}" for one in result.descents)
     return {
         "plan": plan,
-        "headline": f"{question_text(plan)} since {plan.since}: {sentence(result)}",
+        "headline": f"{target_text(plan)} since {plan.since}: {sentence(result)}",
         "chart": exchange_chart(
             [plan.factors[number].name for number in drawn],
             [[run.design[number] for number in drawn] for run in result.runs],

@@ -19,7 +19,7 @@ from nightbridge.blocks import (
     HarvestStore,
     ImageCache,
     Notifications,
-    Site,
+    SiteBlock,
     SlurmCluster,
     SourceRepositories,
     load_site,
@@ -65,7 +65,7 @@ def test_one_command_registers_all_blocks_from_a_fresh_install(prefect_server: P
     assert f"Successfully registered {len(BLOCKS)} blocks" in printed
 
 
-class TestSite:
+class TestSiteBlock:
     def test_is_the_embedded_default_when_nothing_is_named(self, tmp_path: Path) -> None:
         site = load_site(SiteChoice(workspace=tmp_path))
 
@@ -78,7 +78,7 @@ class TestSite:
     def test_every_path_may_begin_with_the_home(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", "/home/nightly")
 
-        site = Site(
+        site = SiteBlock(
             workspace="~/nights",
             cluster=SlurmCluster(slurm_conf=Path("~/slurm.conf")),
             images=ImageCache(folder="~/images"),
@@ -89,7 +89,7 @@ class TestSite:
         assert found == [Path("/home/nightly", name) for name in ("nights", "slurm.conf", "images", "wheels")]
 
     def test_puts_the_other_blocks_together(self) -> None:
-        block = Site(
+        block = SiteBlock(
             workspace="/shared/nightbridge",
             cluster=SlurmCluster(name="eos", account="nemo", extra_sbatch_args=["--switches=1"]),
             store=HarvestStore(url="s3://nightly/llm", endpoint_url="http://127.0.0.1:1"),
@@ -103,7 +103,7 @@ class TestSite:
         assert site.images_dir == Path("/shared/nightbridge/images")
 
     def test_a_block_s_own_slurm_can_be_asked_another_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        saved = Site(workspace="/shared/nightbridge", cluster=SlurmCluster(name="eos", account="nemo"))
+        saved = SiteBlock(workspace="/shared/nightbridge", cluster=SlurmCluster(name="eos", account="nemo"))
         monkeypatch.setattr("nightbridge.blocks.site._load", lambda kind, name, otherwise: saved)
 
         cluster = load_site(SiteChoice(system="eos", cluster="pyslurm")).cluster
@@ -239,12 +239,12 @@ def test_a_saved_image_cache_refers_to_its_credentials_and_the_stage_finds_them(
 ) -> None:
     script = tmp_path / "save.py"
     script.write_text(
-        "from nightbridge.blocks import ImageCache, Site\n"
+        "from nightbridge.blocks import ImageCache, SiteBlock\n"
         "from nightbridge.secrets import resolve_secret\n"
         "from nightbridge.tasks.site import block_value\n"
         "lines = 'machine nvcr.io login $oauthtoken password planted-token'\n"
         "ImageCache(temp='/local', credentials=lines, import_on='node').save('images', overwrite=True)\n"
-        "site = Site(images=ImageCache.load('images')).settings()\n"
+        "site = SiteBlock(images=ImageCache.load('images')).settings()\n"
         "assert 'planted-token' not in site.model_dump_json(), site\n"
         "assert resolve_secret(site.image_import.credentials, block_value) == lines\n"
         "print(site.image_import.model_dump_json())\n"
@@ -266,11 +266,11 @@ def test_saved_notifications_refer_to_their_secrets_and_a_notice_is_sent_with_th
     script = tmp_path / "save.py"
     script.write_text(
         "import sys\n"
-        "from nightbridge.blocks import Notifications, Site\n"
+        "from nightbridge.blocks import Notifications, SiteBlock\n"
         "from nightbridge.notify import Notice, notify\n"
         "from nightbridge.tasks.site import block_value\n"
         "Notifications(webhook=sys.argv[1], mail_to=[]).save('people', overwrite=True)\n"
-        "site = Site(notifications=Notifications.load('people')).settings()\n"
+        "site = SiteBlock(notifications=Notifications.load('people')).settings()\n"
         "assert 'planted-token' not in site.model_dump_json(), site\n"
         "print(notify(Notice(subject='s', text='t'), site.notify, block_value))\n"
     )
@@ -293,12 +293,12 @@ def test_saved_repositories_refer_to_their_credentials_and_git_logs_in_with_them
     script.write_text(
         "import sys\n"
         "from pathlib import Path\n"
-        "from nightbridge.blocks import Site, SourceRepositories\n"
+        "from nightbridge.blocks import SiteBlock, SourceRepositories\n"
         "from nightbridge.repos.mirrors import Mirror\n"
         "from nightbridge.tasks.site import site_logins\n"
         "lines = 'machine 127.0.0.1 login reader password planted-token'\n"
         "SourceRepositories(credentials=lines).save('code', overwrite=True)\n"
-        "site = Site(workspace=sys.argv[2], repositories=SourceRepositories.load('code')).settings()\n"
+        "site = SiteBlock(workspace=sys.argv[2], repositories=SourceRepositories.load('code')).settings()\n"
         "assert 'planted-token' not in site.model_dump_json(), site\n"
         "with site_logins(site):\n"
         "    print(Mirror(sys.argv[1], site.workspace, timeout=60).resolve('main'))\n"
@@ -323,8 +323,8 @@ def test_an_unknown_block_is_named_with_those_that_exist_and_the_way_out(
 ) -> None:
     script = tmp_path / "load.py"
     script.write_text(
-        "from nightbridge.blocks import Site, load_site\nfrom nightbridge.models import SiteChoice\n"
-        "Site().save('this-site', overwrite=True)\nload_site(SiteChoice(system='no-such-site'))\n"
+        "from nightbridge.blocks import SiteBlock, load_site\nfrom nightbridge.models import SiteChoice\n"
+        "SiteBlock().save('this-site', overwrite=True)\nload_site(SiteChoice(system='no-such-site'))\n"
     )
 
     done = subprocess.run(
@@ -340,22 +340,28 @@ def test_an_unknown_block_is_named_with_those_that_exist_and_the_way_out(
 @pytest.mark.parametrize(
     ("saved", "field"),
     [
-        (Site.model_construct(cluster=SlurmCluster.model_construct(max_jobs=0)), "Site.cluster.max_jobs: Input should"),
-        (Site(notifications=Notifications(smtp_host="mail")), "NotifySettings: mail needs both smtp_host and mail_to"),
-        (Site(store=HarvestStore(retention_days=-1)), "RetentionPolicy.days: Input should be greater"),
+        (
+            SiteBlock.model_construct(cluster=SlurmCluster.model_construct(max_jobs=0)),
+            "Site.cluster.max_jobs: Input should",
+        ),
+        (
+            SiteBlock(notifications=Notifications(smtp_host="mail")),
+            "NotifySettings: mail needs both smtp_host and mail_to",
+        ),
+        (SiteBlock(store=HarvestStore(retention_days=-1)), "RetentionPolicy.days: Input should be greater"),
     ],
     ids=["one field", "two fields", "of the store"],
 )
 def test_a_block_that_was_saved_with_a_wrong_field_is_invalid_input_that_names_it(
-    saved: Site, field: str, monkeypatch: pytest.MonkeyPatch
+    saved: SiteBlock, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load(name: str, **_: object) -> Site:
+    def load(name: str, **_: object) -> SiteBlock:
         try:
-            return Site.model_validate(saved.model_dump(mode="json"))
+            return SiteBlock.model_validate(saved.model_dump(mode="json"))
         except ValidationError as error:  # as Prefect says it
             raise RuntimeError(f"Unable to load {name!r} of block type 'nightbridge-site'") from error
 
-    monkeypatch.setattr(Site, "load", load)
+    monkeypatch.setattr(SiteBlock, "load", load)
 
     with pytest.raises(InvalidInput, match=rf"hopper: this block, or one in it, has a wrong field(.|\n)*{field}"):
         load_site(SiteChoice(system="hopper"))
@@ -381,8 +387,8 @@ def test_a_block_that_a_form_picked_is_a_choice_by_its_name(prefect_server: Pref
     script.write_text(
         "import asyncio\n"
         "from prefect import flow\n"
-        "from nightbridge.blocks import Site, load_site, site_choice\n"
-        "block = Site(workspace='/shared')\n"
+        "from nightbridge.blocks import SiteBlock, load_site, site_choice\n"
+        "block = SiteBlock(workspace='/shared')\n"
         "block.save('picked', overwrite=True, _sync=True)\n"
         "reference = {'$ref': {'block_document_id': str(block._block_document_id)}}\n"
         "@flow\n"
@@ -401,4 +407,4 @@ def test_a_block_that_a_form_picked_is_a_choice_by_its_name(prefect_server: Pref
 
 def test_a_block_that_was_never_saved_cannot_be_chosen() -> None:
     with pytest.raises(InvalidInput, match="Site: a block without a name"):
-        site_choice({"system": Site()})
+        site_choice({"system": SiteBlock()})

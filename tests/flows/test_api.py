@@ -23,7 +23,7 @@ from nightbridge.bisect.result import BisectResult
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.flows import nightly_regression, run_pipeline
 from nightbridge.flows.trial import run_of
-from nightbridge.gate.trial import Change, Trial
+from nightbridge.gate.trial import ProposedChange, Trial
 from nightbridge.goldens.parity import Parity
 from nightbridge.models import NightReport, SweepResult, Verdict
 from nightbridge.report.queries import TestHistory, Verification
@@ -175,7 +175,7 @@ def test_a_pull_request_can_be_tried_by_its_number(folder: Path, monkeypatch: py
 
     tried = nightbridge.try_change(write_test("one"), bridge=1234)
 
-    assert tried == Change(bridge="1234")  # type: ignore[comparison-overlap]  # the flow's first argument
+    assert tried == ProposedChange(bridge="1234")  # type: ignore[comparison-overlap]  # the flow's first argument
 
 
 def test_a_trial_without_a_pair_is_refused(folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from nightbridge.attribution.result import evaluate, keep_result
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.gate.nodes import on_nodes
-from nightbridge.gate.trial import Change, plan_trial, trial_arm
+from nightbridge.gate.trial import ProposedChange, plan_trial, trial_arm
 from nightbridge.models import Budget, ControlArm, NightReport, Site, VerdictStatus
 from nightbridge.nights.records import new_night, read_verdict, record_end
 from nightbridge.slurm.attempts import next_attempt
@@ -194,11 +194,11 @@ def test_without_the_last_good_point_the_same_run_is_repeated(site: Site) -> Non
 
 def test_a_trial_that_was_interrupted_before_midnight_goes_on_under_its_name(site: Site) -> None:
     evening = datetime(2026, 11, 23, 23, 50, tzinfo=UTC)
-    begun, control = plan_trial(make_record().spec, Change(bridge="7"), evening)
+    begun, control = plan_trial(make_record().spec, ProposedChange(bridge="7"), evening)
     (site.workspace / "runs" / trial_arm(control, begun.change, 1).run_key).mkdir(parents=True)
 
     def go_on(days: int) -> tuple[str, str]:
-        later = plan_trial(make_record().spec, Change(bridge="7"), evening + timedelta(days=days))
+        later = plan_trial(make_record().spec, ProposedChange(bridge="7"), evening + timedelta(days=days))
         trial, control = interrupted(*later, site)
         return trial.trial_id, control.night
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from nightbridge.attribution.belief import Belief, Cause, Design, Exchange, descent_into
+from nightbridge.attribution.belief import Cause, Design, Exchange, FactorSearch, descent_into
 from nightbridge.bisect.search import BisectPolicy, Failure, Levels, Measured
 
 LEVELS = Levels(good=1.0, bad=1.06, noise=0.01)
@@ -19,11 +19,11 @@ def attribute(
     value: Value, *, factors: int = FACTORS, levels: Levels | Failure = LEVELS, at_once: int = 1
 ) -> tuple[Cause, list[Exchange]]:
     """Run what is wanted until nothing is."""
-    belief = Belief((1.0,) * factors, levels, POLICY)
+    search = FactorSearch((1.0,) * factors, levels, POLICY)
     runs: list[Exchange] = []
-    while designs := belief.next_designs(runs, at_once):
+    while designs := search.next_designs(runs, at_once):
         runs += [Exchange(design=design, value=value(design)) for design in designs]
-    return belief.answer(runs), runs
+    return search.answer(runs), runs
 
 
 def part(made: float) -> float:
@@ -149,13 +149,13 @@ def test_a_combination_that_does_not_start_is_avoided() -> None:
 
 @pytest.mark.parametrize("factors", [1, 2, 3])
 def test_it_ends_undecided_where_nothing_starts(factors: int) -> None:
-    belief = Belief((1.0,) * factors, LEVELS, BisectPolicy(most_runs=40))
+    search = FactorSearch((1.0,) * factors, LEVELS, BisectPolicy(most_runs=40))
     runs: list[Exchange] = []
-    while designs := belief.next_designs(runs, 2):
+    while designs := search.next_designs(runs, 2):
         runs += [Exchange(design=design, value=None) for design in designs]
 
     assert len(runs) == 2**factors
-    assert belief.answer(runs).kind == "undecided"
+    assert search.answer(runs).kind == "undecided"
 
 
 def test_what_only_starts_together_is_named_together() -> None:
@@ -169,20 +169,20 @@ def test_what_only_starts_together_is_named_together() -> None:
 
 
 def test_an_interrupted_search_chooses_what_it_would_have_chosen() -> None:
-    belief = Belief((1.0,) * FACTORS, LEVELS, POLICY)
+    search = FactorSearch((1.0,) * FACTORS, LEVELS, POLICY)
     _cause, runs = attribute(lambda design: part(design[3]))
 
     for number in range(len(runs)):
-        assert belief.next_designs(runs[:number]) == (runs[number].design,)
+        assert search.next_designs(runs[:number]) == (runs[number].design,)
 
 
 def test_it_ends_undecided_when_its_runs_are_spent() -> None:
-    belief = Belief((1.0,) * FACTORS, LEVELS, BisectPolicy(most_runs=3))
+    search = FactorSearch((1.0,) * FACTORS, LEVELS, BisectPolicy(most_runs=3))
     runs = [Exchange(design=(side,) * FACTORS, value=part(side)) for side in (True, False)]
     runs.append(Exchange(design=tuple(number < 6 for number in range(FACTORS)), value=part(0.0)))
 
-    assert belief.next_designs(runs) == ()
-    assert belief.answer(runs).kind == "undecided"
+    assert search.next_designs(runs) == ()
+    assert search.answer(runs).kind == "undecided"
 
 
 # --- into a factor ---------------------------------------------------------------------------------------------------

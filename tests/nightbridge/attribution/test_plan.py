@@ -26,7 +26,7 @@ from nightbridge.attribution.plan import (
 from nightbridge.attribution.result import descent_plan, evaluate, ranges_of, sentence, with_descent
 from nightbridge.bisect.plan import point_run
 from nightbridge.bisect.result import BisectResult, result_lines
-from nightbridge.bisect.search import Answer, Levels
+from nightbridge.bisect.search import Culprit, Levels
 from nightbridge.bisect.shift import SearchRequest
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.history.history_store import put_row
@@ -361,7 +361,7 @@ def test_its_commit_is_named_without_a_bump_that_there_was_none_of() -> None:
     alone = evaluate(asked, exchange_runs([4], asked))
     (group,) = ranges_of(alone)
     plan = descent_plan(alone, group, plan_of_range(asked, submodule_range(SUBMODULE, bad_run(), with_inner)))
-    found = Answer(kind="found", first=2, last=2, probability=0.995, runs=4)
+    found = Culprit(kind="found", first=2, last=2, probability=0.995, runs=4)
 
     said = sentence(with_descent(alone, BisectResult(plan=plan, answer=found, points=())))
 
@@ -395,7 +395,7 @@ def test_an_image_is_named_with_the_one_before_it() -> None:
     versions = ("nvcr.io/nvidia/nemo:2", "nvcr.io/nvidia/nemo:3")
     factor = IMAGE.model_copy(update={"good": "nvcr.io/nvidia/nemo:1", "bad": versions[-1]})
     plan = descent_plan(alone, group, plan_of_range(alone.plan, images_range(factor, versions, make_record())))
-    found = Answer(kind="found", first=1, last=1, probability=0.995, runs=4)
+    found = Culprit(kind="found", first=1, last=1, probability=0.995, runs=4)
 
     within = BisectResult(plan=plan, answer=found, points=())
     said = sentence(with_descent(alone, within))

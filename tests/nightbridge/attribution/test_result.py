@@ -34,7 +34,7 @@ from nightbridge.attribution.result import (
 )
 from nightbridge.bisect.plan import BisectPlan, Step
 from nightbridge.bisect.result import BisectResult
-from nightbridge.bisect.search import Answer, AnswerKind, BisectPolicy, Failure, Measured
+from nightbridge.bisect.search import BisectPolicy, Culprit, CulpritKind, Failure, Measured
 from nightbridge.errors import InvalidInput
 from nightbridge.models import Comparison, StoreSettings, Suspects, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
@@ -79,7 +79,7 @@ def descent(result: AttributionResult, group: Group, place: int = 2) -> BisectRe
         levels=usual.levels, prior=(0.2,) * 5, base="runs/bad", policy=usual.policy,
     )  # fmt: skip
     plan = descent_plan(result, group, asked)
-    found = Answer(kind="found", first=place, last=place, probability=0.995, runs=4)
+    found = Culprit(kind="found", first=place, last=place, probability=0.995, runs=4)
     return BisectResult(plan=plan, answer=found, points=())
 
 
@@ -100,9 +100,9 @@ def test_the_sentence_names_the_commit_what_it_is_not_and_the_cost() -> None:
 
 
 @pytest.mark.parametrize("kind", ["already_bad", "still_good"])
-def test_a_search_inside_the_cause_that_contradicts_it_is_said(kind: AnswerKind) -> None:
+def test_a_search_inside_the_cause_that_contradicts_it_is_said(kind: CulpritKind) -> None:
     alone = evaluate(ATTRIBUTION_PLAN, exchange_runs([1]))
-    none = Answer(kind=kind, probability=0.995, runs=4)
+    none = Culprit(kind=kind, probability=0.995, runs=4)
     result = with_descent(alone, descent(alone, (1,)).model_copy(update={"answer": none}))
 
     assert "99.9 %, yet the search inside it did not find the change again; not the image" in sentence(result)

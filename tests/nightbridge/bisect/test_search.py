@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from nightbridge.bisect.search import (
-    Answer,
     BisectPolicy,
+    Culprit,
     Failure,
     Levels,
     Measured,
@@ -27,7 +27,7 @@ def search(
     levels: Levels | Failure = LEVELS,
     at_once: int = 1,
     policy: BisectPolicy | None = None,
-) -> tuple[Answer, Sequence[Measured], int]:
+) -> tuple[Culprit, Sequence[Measured], int]:
     """Measure what is wanted until nothing is; a value of None is a commit that does not run."""
     decisions = Search(commits, levels, policy=policy or BisectPolicy())
     measured: list[Measured] = []
@@ -282,8 +282,8 @@ def test_it_ends_undecided_when_the_runs_are_spent() -> None:
 
 
 def test_probabilities_add_up_to_one_and_start_out_equal() -> None:
-    belief = Search(COMMITS, LEVELS).belief(())
-    beforehand = belief.alone + belief.first
+    posterior = Search(COMMITS, LEVELS).posterior(())
+    beforehand = posterior.alone + posterior.first
 
     assert beforehand.sum() == pytest.approx(1.0)
     assert beforehand[1:-1] == pytest.approx([0.9 / COMMITS] * COMMITS, rel=0.01)

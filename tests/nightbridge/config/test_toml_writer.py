@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nightbridge import config
 from nightbridge.config.documents import parse_document
 from nightbridge.config.scenarios import load, scenario_of
-from nightbridge.config.toml_writer import Comparison, compare_command_lines, import_script, scenario_toml, toml_value
+from nightbridge.config.toml_writer import OptionsDiff, compare_command_lines, import_script, scenario_toml, toml_value
 from nightbridge.errors import InvalidInput
 from nightbridge.models import Scenario
 from tests.nightbridge.config.test_any_input import ENOUGH, FIELDS, PLAUSIBLE, TABLES, VALUES, document_of
@@ -163,7 +163,7 @@ python -m torch.distributed.run --nproc-per-node 8 -m examples.mimo.pretrain_mim
 """
 
 
-def imported(tmp_path: Path, text: str = SCRIPT) -> tuple[Path, Comparison]:
+def imported(tmp_path: Path, text: str = SCRIPT) -> tuple[Path, OptionsDiff]:
     script, target = tmp_path / "run_mock.sh", tmp_path / "run_mock.toml"
     script.write_text(text)
     found = import_script(script, "nvcr.io#nvidia/nemo:26.06.00", {})

@@ -10,7 +10,7 @@ from nightbridge.gate.suspects import suspect_nights
 from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.trend import standing
 from nightbridge.gate.verdict import compare
-from nightbridge.history.nightly_values import Night
+from nightbridge.history.nightly_values import NightRuns
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Arm, Outcome, ReferenceResult, RunRecord, Verdict, VerdictStatus
 from tests.builders import make_decision, make_record, make_summary, make_verdict
@@ -243,7 +243,7 @@ def test_two_known_speeds_are_no_news_where_golden_values_find_the_slow_one_too_
     own = row_of(make_record(night="2026-10-17"), None)
     tonight = unstable(night="2026-10-17", as_golden=False)
 
-    assert standing(tonight, [Night(row, (row,)) for row in (*rows, own)]).news == "standing"
+    assert standing(tonight, [NightRuns(row, (row,)) for row in (*rows, own)]).news == "standing"
 
 
 def unstable(**fields: Any) -> Verdict:

@@ -10,7 +10,7 @@ import pytest
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.control import MAX_TIMES, arm_of
 from nightbridge.gate.trial import (
-    Change,
+    ProposedChange,
     Trial,
     TrialArm,
     arm_result,
@@ -31,7 +31,7 @@ from tests.builders import make_record, make_summary
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 PASSED, FAILED, INVALID = VerdictStatus.PASSED, VerdictStatus.FAILED, VerdictStatus.INVALID
 GATE = GatePolicy()
-TRIAL = Trial(trial_id="2026-11-23-try-01234567", test_id="llama", change=Change(bridge="7"))
+TRIAL = Trial(trial_id="2026-11-23-try-01234567", test_id="llama", change=ProposedChange(bridge="7"))
 
 
 def arms(pairs: Sequence[tuple[float | VerdictStatus, float | VerdictStatus]]) -> list[TrialArm]:
@@ -107,7 +107,7 @@ def spec(**repo: object) -> RunSpec:
 
 
 def test_only_the_change_is_different_in_its_arm() -> None:
-    change = Change(bridge="7", core="main", image="nemo:next")
+    change = ProposedChange(bridge="7", core="main", image="nemo:next")
     trial, control = plan_trial(spec(init_submodules=True), change, NOW)
 
     new, other = (trial_arm(control, change, number) for number in (1, 2))
@@ -122,11 +122,11 @@ def test_only_the_change_is_different_in_its_arm() -> None:
     assert {new.night, other.night} == {trial.trial_id}
     assert new.run_key != other.run_key
     assert plan_trial(spec(init_submodules=True), change, NOW)[0] == trial
-    assert plan_trial(spec(init_submodules=True), Change(bridge="8"), NOW)[0].trial_id != trial.trial_id
+    assert plan_trial(spec(init_submodules=True), ProposedChange(bridge="8"), NOW)[0].trial_id != trial.trial_id
 
 
 def test_a_change_that_was_pushed_again_is_another_trial() -> None:
-    planned = plan_trial(spec(), Change(bridge="7"), NOW)
+    planned = plan_trial(spec(), ProposedChange(bridge="7"), NOW)
 
     first, again, pushed = (of_commits(*planned, {".": digit * 40}) for digit in "aab")
 
@@ -138,9 +138,10 @@ def test_a_change_that_was_pushed_again_is_another_trial() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [(Change(), "nothing to try"), (Change(core="main"), "does not check out submodules")]
+    ("change", "said"),
+    [(ProposedChange(), "nothing to try"), (ProposedChange(core="main"), "does not check out submodules")],
 )
-def test_what_cannot_be_tried_is_said_before_anything_runs(change: Change, said: str) -> None:
+def test_what_cannot_be_tried_is_said_before_anything_runs(change: ProposedChange, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         plan_trial(spec(), change, NOW)
 

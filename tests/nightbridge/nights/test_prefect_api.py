@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fixed
 
-from nightbridge.nights.due import Cause
+from nightbridge.nights.due import MissingCause
 from nightbridge.nights.prefect_api import (
     FLOW,
     PrefectServer,
@@ -93,7 +93,7 @@ def test_a_worker_that_is_away_leaves_a_flow_run_late(deployed: Deployed) -> Non
 
     found = deployed.why()
 
-    assert found.cause is Cause.WORKER_AWAY
+    assert found.cause is MissingCause.WORKER_AWAY
     assert f"worker away: no worker of the work pool {deployed.pool} is online, there has never been one" in found.words
     assert f"its flow run mauve-owl is due since {SLOT:%H:%M}, and Late" in found.words
 
@@ -107,7 +107,7 @@ def test_a_worker_that_was_there_is_away_since_its_last_heartbeat(deployed: Depl
 
     found = deployed.why()
 
-    assert found.cause is Cause.WORKER_AWAY
+    assert found.cause is MissingCause.WORKER_AWAY
     assert f"the last one was heard at {heard:%H:%M}" in found.words
 
 
@@ -117,7 +117,7 @@ def test_a_flow_run_may_be_late_though_a_worker_is_there(deployed: Deployed) -> 
 
     found = deployed.why()
 
-    assert found.cause is Cause.LATE
+    assert found.cause is MissingCause.LATE
     assert found.words == f"its flow run mauve-owl is due since {SLOT:%H:%M}, and AwaitingConcurrencySlot"
 
 
@@ -149,7 +149,7 @@ def test_a_schedule_can_be_off_in_four_places(deployed: Deployed, by: Callable[[
     words = by(deployed)
     found = deployed.why()
 
-    assert found.cause is Cause.SCHEDULE_OFF
+    assert found.cause is MissingCause.SCHEDULE_OFF
     assert words in found.words
     assert f"no flow run of the deployment {deployed.name} was scheduled for it" in found.words
 
@@ -164,7 +164,7 @@ def test_a_flow_run_that_ended_before_it_began_the_night_tells_why(deployed: Dep
 
     found = deployed.why()
 
-    assert found.cause is Cause.CRASHED
+    assert found.cause is MissingCause.CRASHED
     assert f"its flow run mauve-owl ended {name} at " in found.words
     assert found.words.endswith(": nightly.toml: no such file. Check the path")
 
@@ -182,7 +182,7 @@ def test_a_deployment_is_found_by_the_file_of_its_scenario(deployed: Deployed) -
 
 def test_a_deployment_that_is_gone_is_said(deployed: Deployed) -> None:
     assert deployed.why("gone") == WhyNot(
-        cause=Cause.NOT_STARTED, words="the Prefect server has no deployment for gone"
+        cause=MissingCause.NOT_STARTED, words="the Prefect server has no deployment for gone"
     )
 
 
@@ -192,7 +192,7 @@ class TestWithoutAnAnswer:
 
         found = why_not_begun(PrefectServer(f"http://127.0.0.1:{port}/api"), "nightly", "", (SLOT, BY), str)
 
-        assert found.cause is Cause.SERVER_AWAY
+        assert found.cause is MissingCause.SERVER_AWAY
         assert found.words.startswith(f"the Prefect server 127.0.0.1:{port} does not answer: ")
         assert "refused" in found.words
 
@@ -202,14 +202,14 @@ class TestWithoutAnAnswer:
             began = time.monotonic()
             found = why_not_begun(PrefectServer(url), "nightly", "", (SLOT, BY), str)
 
-        assert found.cause is Cause.SERVER_AWAY
+        assert found.cause is MissingCause.SERVER_AWAY
         assert "planted" not in found.words
         assert time.monotonic() - began < 30
 
     def test_something_else_at_its_address_is_no_server(self, prefect_server: RealServer) -> None:
         server = PrefectServer(prefect_server.api_url.removesuffix("/api"))
 
-        assert why_not_begun(server, "nightly", "", (SLOT, BY), str).cause is Cause.SERVER_AWAY
+        assert why_not_begun(server, "nightly", "", (SLOT, BY), str).cause is MissingCause.SERVER_AWAY
 
 
 class TestConfiguredServer:

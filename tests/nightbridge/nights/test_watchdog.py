@@ -24,7 +24,7 @@ from nightbridge.models import (
     make_run_key,
     utc_now,
 )
-from nightbridge.nights.due import Cause
+from nightbridge.nights.due import MissingCause
 from nightbridge.nights.liveness import alive
 from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
 from nightbridge.nights.watchdog import (
@@ -33,9 +33,9 @@ from nightbridge.nights.watchdog import (
     WatchedNight,
     look,
     notice_of,
-    question,
     summary,
     watch_lines,
+    watch_settings,
 )
 from nightbridge.slurm.attempt_files import (
     SUBMISSION_FILE,
@@ -99,7 +99,7 @@ class Place:
 
     def look(self, **changes: object) -> Watch:
         site = self.site.model_copy(update=changes)
-        return look(question("08:00", timezone="Europe/Berlin"), site, lambda: self.store, now=NOW)
+        return look(watch_settings("08:00", timezone="Europe/Berlin"), site, lambda: self.store, now=NOW)
 
     def missing(self, test: str = "llama") -> MissingVerdict:
         """Why one test has no verdict."""
@@ -191,7 +191,7 @@ class TestWhenEveryVerdictIsThere:
 
         missing = place.missing("vlm")
 
-        assert (missing.cause, missing.why) == (Cause.CRASHED, "the night ended without it")
+        assert (missing.cause, missing.why) == (MissingCause.CRASHED, "the night ended without it")
 
     def test_a_test_of_the_named_file_that_the_night_was_begun_without_is_an_alarm(
         self, place: Place, tmp_path: Path
@@ -201,7 +201,7 @@ class TestWhenEveryVerdictIsThere:
         shutil.copy(shipped, tmp_path)
         tests = "".join(f'[[Tests]]\nid = "{test}"\ntest_name = "llama_small"\n' for test in ("new", "llama"))
         (tmp_path / "nightly.toml").write_text(f'name = "{place.start.scenario}"\n{tests}')
-        asked = question("08:00", timezone="Europe/Berlin", files=[tmp_path / "nightly.toml"])
+        asked = watch_settings("08:00", timezone="Europe/Berlin", files=[tmp_path / "nightly.toml"])
 
         watch = look(asked, place.site, lambda: place.store, now=NOW)
 
@@ -225,7 +225,7 @@ class TestWhenEveryVerdictIsThere:
         again = place.start.model_copy(update={"begun_at": utc_now() + timedelta(seconds=1)})
         record_start(place.store, again)
 
-        assert place.missing("vlm").cause is Cause.IN_PROGRESS
+        assert place.missing("vlm").cause is MissingCause.IN_PROGRESS
 
 
 class TestWhyAVerdictIsMissing:
@@ -236,7 +236,7 @@ class TestWhyAVerdictIsMissing:
 
         missing = place.missing()
 
-        assert (missing.cause, missing.job_id) == (Cause.RUNNING, job)
+        assert (missing.cause, missing.job_id) == (MissingCause.RUNNING, job)
         assert missing.since is not None
         assert missing.why == f"running since {clock(missing.since)}, job {job}"
 
@@ -247,7 +247,7 @@ class TestWhyAVerdictIsMissing:
 
         missing = place.missing()
 
-        assert (missing.cause, missing.job_id) == (Cause.WAITING, job)
+        assert (missing.cause, missing.job_id) == (MissingCause.WAITING, job)
         assert missing.since is not None
         assert missing.why == f"waiting since {clock(missing.since)} (Resources, {NEXT}), job {job}"
 
@@ -268,7 +268,7 @@ class TestWhyAVerdictIsMissing:
 
         missing = place.missing()
 
-        assert (missing.cause, missing.job_id) == (Cause.CRASHED, job)
+        assert (missing.cause, missing.job_id) == (MissingCause.CRASHED, job)
         assert missing.why == f"crashed: job {job} ended at {clock(ended)} (FAILED), and {GONE}"
 
     @pytest.mark.usefixtures("living")
@@ -278,7 +278,7 @@ class TestWhyAVerdictIsMissing:
 
         missing = place.missing()
 
-        assert missing.cause is Cause.IN_PROGRESS
+        assert missing.cause is MissingCause.IN_PROGRESS
         assert missing.why.startswith(f"in progress: job {job} ended at ")
         assert missing.why.endswith("(COMPLETED) and is being judged")
 
@@ -286,7 +286,7 @@ class TestWhyAVerdictIsMissing:
     def test_crashed_before_anything_of_it_began(self, place: Place) -> None:
         missing = place.missing()
 
-        assert (missing.cause, missing.why) == (Cause.CRASHED, f"crashed: nothing of it was begun, and {GONE}")
+        assert (missing.cause, missing.why) == (MissingCause.CRASHED, f"crashed: nothing of it was begun, and {GONE}")
 
     @pytest.mark.usefixtures("living")
     def test_in_progress_before_its_job(self, place: Place) -> None:
@@ -294,7 +294,7 @@ class TestWhyAVerdictIsMissing:
 
         missing, other = place.missing("llama"), place.missing("vlm")
 
-        assert missing.cause is other.cause is Cause.IN_PROGRESS
+        assert missing.cause is other.cause is MissingCause.IN_PROGRESS
         assert missing.why == f"in progress since {clock(attempt.opened_at)}: it has no job yet"
         assert other.why == "in progress: it has no job yet"
 
@@ -306,7 +306,7 @@ class TestWhyAVerdictIsMissing:
 
         missing = place.missing("llama")
 
-        assert missing.cause is Cause.IN_PROGRESS
+        assert missing.cause is MissingCause.IN_PROGRESS
         assert missing.why.startswith("in progress: it has no job yet, waiting since ")
         assert missing.why.endswith("hopper: sinfo failed: Unable to contact slurm controller")
 
@@ -327,9 +327,9 @@ class TestWhyAVerdictIsMissing:
         nights.with_name("moved").rename(nights)
 
         ended, going = watch.missing
-        assert ended.cause is Cause.UNKNOWN
+        assert ended.cause is MissingCause.UNKNOWN
         assert ended.why.endswith("(COMPLETED), and whether the night's process lives is unknown")
-        assert going.cause is Cause.RUNNING
+        assert going.cause is MissingCause.RUNNING
         assert any(str(nights) in trouble for trouble in watch.troubles)
 
     def test_a_workspace_that_cannot_be_seen_from_here(self, place: Place) -> None:
@@ -338,7 +338,7 @@ class TestWhyAVerdictIsMissing:
 
         missing = place.missing()
 
-        assert missing.cause is Cause.UNKNOWN
+        assert missing.cause is MissingCause.UNKNOWN
         assert missing.why == "unknown: /lustre/{away} cannot be seen from this machine"
 
     @pytest.mark.usefixtures("living")
@@ -352,7 +352,7 @@ class TestWhyAVerdictIsMissing:
 
         watch = place.look(cluster=ClusterSettings(kind="slurm", name="another", bin_dir=Path("/nowhere")))
 
-        assert [missing.cause for missing in watch.missing] == [Cause.RUNNING, Cause.IN_PROGRESS]
+        assert [missing.cause for missing in watch.missing] == [MissingCause.RUNNING, MissingCause.IN_PROGRESS]
 
     @pytest.mark.usefixtures("living")
     def test_a_damaged_record_is_told_and_hides_nothing(self, place: Place) -> None:
@@ -361,7 +361,7 @@ class TestWhyAVerdictIsMissing:
 
         watch = place.look()
 
-        assert [missing.cause for missing in watch.missing] == [Cause.UNKNOWN, Cause.UNKNOWN]
+        assert [missing.cause for missing in watch.missing] == [MissingCause.UNKNOWN, MissingCause.UNKNOWN]
         assert any("submission.json" in trouble for trouble in watch.troubles)
 
 
@@ -381,7 +381,7 @@ class TestANightThatHasNotBegun:
 
         assert watch.exit_code == 4
         assert [missing.test_id for missing in watch.missing] == ["llama", "vlm", "broken"]
-        assert {missing.cause for missing in watch.missing} == {Cause.NOT_STARTED}
+        assert {missing.cause for missing in watch.missing} == {MissingCause.NOT_STARTED}
         assert list(watch_lines(watch)) == [
             f"practice nightly, the night of {NIGHT} 01:00: 3 of 3 verdicts missing",
             "  llama, vlm, broken: not started",
@@ -391,7 +391,7 @@ class TestANightThatHasNotBegun:
         file = Path(__file__).parents[3] / "conf" / "examples" / "nightly.toml"
         site = Site(workspace=tmp_path)
 
-        asked = question("08:00", timezone="Europe/Berlin", files=[file])
+        asked = watch_settings("08:00", timezone="Europe/Berlin", files=[file])
         watch = look(asked, site, lambda: open_store(site.store_settings), now=NOW)
 
         assert watch.exit_code == 4
@@ -424,7 +424,7 @@ class TestWhatCannotBeLookedAt:
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         away = StoreSettings(url="s3://nightly", endpoint_url=f"http://127.0.0.1:{free_ports(1)[0]}")
 
-        watch = look(question("08:00"), place.site, lambda: open_store(away), now=NOW)
+        watch = look(watch_settings("08:00"), place.site, lambda: open_store(away), now=NOW)
 
         assert (watch.exit_code, watch.missing) == (4, ())
         assert summary(watch) == "not everything could be looked at"
@@ -434,7 +434,7 @@ class TestWhatCannotBeLookedAt:
     def test_a_store_without_any_scheduled_night_is_an_alarm(self, tmp_path: Path) -> None:
         site = Site(workspace=tmp_path)
 
-        watch = look(question("08:00"), site, lambda: open_store(site.store_settings), now=NOW)
+        watch = look(watch_settings("08:00"), site, lambda: open_store(site.store_settings), now=NOW)
 
         assert watch.exit_code == 4
         assert "no night was scheduled in the last 7 days. Check --store" in watch.troubles[0]
@@ -444,7 +444,7 @@ class TestWhatCannotBeLookedAt:
         site = place.site.model_copy(update={"store": StoreSettings(url=f"{place.site.store_settings.url}/new")})
         record_start(open_store(site.store_settings), place.start.model_copy(update=later))
 
-        watch = look(question("08:00"), site, lambda: open_store(site.store_settings), now=NOW)
+        watch = look(watch_settings("08:00"), site, lambda: open_store(site.store_settings), now=NOW)
 
         assert (watch.exit_code, watch.nights, watch.troubles) == (0, (), ())
 
@@ -452,7 +452,7 @@ class TestWhatCannotBeLookedAt:
         def open_it() -> ObjectStore:
             raise InvalidInput("secret not found in env", subject="S3_KEY")
 
-        watch = look(question("08:00"), Site(workspace=tmp_path), open_it, now=NOW)
+        watch = look(watch_settings("08:00"), Site(workspace=tmp_path), open_it, now=NOW)
 
         assert (watch.exit_code, watch.invalid) == (2, ("S3_KEY: secret not found in env",))
 
@@ -461,7 +461,7 @@ class TestWhatCannotBeLookedAt:
         broken = tmp_path / "broken.toml"
         broken.write_text("name = \n")
 
-        watch = look(question("08:00", files=[broken]), place.site, lambda: place.store, now=NOW)
+        watch = look(watch_settings("08:00", files=[broken]), place.site, lambda: place.store, now=NOW)
 
         assert watch.exit_code == 2
         assert str(broken) in "".join(watch_lines(watch))
@@ -470,25 +470,27 @@ class TestWhatCannotBeLookedAt:
 @pytest.mark.parametrize("by", ["8", "25:00", "08:60", "", "8am", "08:00:00"])
 def test_what_is_no_time_of_day_is_refused(by: str) -> None:
     with pytest.raises(InvalidInput, match="not a time of day"):
-        question(by)
+        watch_settings(by)
 
 
 @pytest.mark.parametrize("zone", ["Mars/Base", "../etc/passwd", "europe/berlin\0"])
 def test_what_is_no_time_zone_is_refused(zone: str) -> None:
     with pytest.raises(InvalidInput, match="no such time zone"):
-        question("08:00", timezone=zone)
+        watch_settings("08:00", timezone=zone)
 
 
 @pytest.mark.parametrize("days", [0, -3, 99_999_999])
 def test_days_to_look_back_that_no_calendar_has_are_refused(days: int) -> None:
     with pytest.raises(InvalidInput, match="not a number of days"):
-        question("08:00", days=days)
+        watch_settings("08:00", days=days)
 
 
 def test_an_alarm_is_one_notice_of_everything(tmp_path: Path) -> None:
     def night(scenario: str, *tests: str) -> WatchedNight:
         missing = (
-            MissingVerdict(scenario=scenario, night=NIGHT, test_id=test, cause=Cause.RUNNING, why="running", job_id=7)
+            MissingVerdict(
+                scenario=scenario, night=NIGHT, test_id=test, cause=MissingCause.RUNNING, why="running", job_id=7
+            )
             for test in tests
         )
         return WatchedNight(scenario=scenario, night=NIGHT, title=f"{scenario}, night", missing=tuple(missing))
@@ -533,7 +535,7 @@ class TestRealSlurm:
             for job in (running, held, later):
                 jobs.cancel(job)
 
-        assert found["llama"].cause is Cause.RUNNING
+        assert found["llama"].cause is MissingCause.RUNNING
         assert found["llama"].since is not None
         assert found["llama"].why == f"running since {clock(found['llama'].since)}, job {running}"
         assert found["vlm"].why.endswith(f"(JobHeldUser, held by its user: `scontrol release {held}`), job {held}")
@@ -565,7 +567,7 @@ class TestRealSlurm:
 
         found = {missing.test_id: missing for missing in watch.missing}
         assert set(found) == {"llama", "moe"}
-        assert (found["llama"].cause, found["llama"].job_id) == (Cause.UNKNOWN, job)
+        assert (found["llama"].cause, found["llama"].job_id) == (MissingCause.UNKNOWN, job)
         assert "the cluster does not answer" in found["llama"].why
 
     @pytest.mark.usefixtures("living")
@@ -577,5 +579,5 @@ class TestRealSlurm:
         watch = place.look()
 
         assert [missing.test_id for missing in watch.missing] == ["llama", "moe"]
-        assert (watch.missing[0].cause, watch.missing[0].job_id) == (Cause.UNKNOWN, job)
+        assert (watch.missing[0].cause, watch.missing[0].job_id) == (MissingCause.UNKNOWN, job)
         assert "squeue: command not found. Set the cluster's bin_dir" in watch.missing[0].why
