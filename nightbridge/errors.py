@@ -46,7 +46,8 @@ class NightbridgeError(Exception):
         return f"{self.subject}: {self.what}" if self.subject else self.what
 
     def __str__(self) -> str:
-        return f"{self.happened}. {self.advice}" if self.advice else self.happened
+        stop = "" if self.happened.endswith("?") else "."
+        return f"{self.happened}{stop} {self.advice}" if self.advice else self.happened
 
 
 class TransientError(NightbridgeError):

@@ -38,6 +38,12 @@ def _has_a_kind(module: str) -> bool:
     return re.search(r"^class \w+\(\w*(Error|Input|Data)\b", text, re.MULTILINE) is not None
 
 
+def test_a_suggestion_that_is_a_question_gets_no_full_stop() -> None:
+    error = InvalidInput("unknown key; did you mean 'nodes'?", subject="node", advice="Look it up")
+
+    assert str(error) == "node: unknown key; did you mean 'nodes'? Look it up"
+
+
 def test_the_message_says_what_happened_to_which_thing_and_what_to_do() -> None:
     error = PermanentError("no such bucket", subject="s3://nightly", advice="Create it")
 
