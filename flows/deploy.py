@@ -40,7 +40,7 @@ from nightbridge.models import Model, Scenario, SiteChoice, slug
 from nightbridge.models import Site as SiteSettings
 from nightbridge.nights.prefect_api import FLOW
 from nightbridge.nights.records import checked_night, find_nights, new_night
-from nightbridge.tasks.mirror import away_is_transient, tagged
+from nightbridge.tasks.prefect_calls import away_is_transient, tagged
 from nightbridge.tasks.site import store_of
 
 NIGHTS = "nightly"

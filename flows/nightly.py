@@ -48,7 +48,6 @@ from nightbridge.tasks.compare import (
 from nightbridge.tasks.context import NightContext, run_log, shared_night
 from nightbridge.tasks.events import night_event
 from nightbridge.tasks.limits import own_turn
-from nightbridge.tasks.mirror import add_tags, insist, night_tags, run_tags, send_events, tagged
 from nightbridge.tasks.night import (
     CatchUp,
     NightSkipped,
@@ -67,6 +66,7 @@ from nightbridge.tasks.night import (
     show_name,
     workspace_of,
 )
+from nightbridge.tasks.prefect_calls import add_tags, insist, night_tags, run_tags, send_events, tagged
 from nightbridge.tasks.report import report
 from nightbridge.tasks.site import store_of
 

@@ -27,7 +27,7 @@ from nightbridge.tasks.compare import compare
 from nightbridge.tasks.context import is_in_night, mark_started, shared_night
 from nightbridge.tasks.harvest import harvest
 from nightbridge.tasks.job import needs_another_job, submit_and_watch
-from nightbridge.tasks.mirror import add_tags
+from nightbridge.tasks.prefect_calls import add_tags
 from nightbridge.tasks.prepare import clone, container, prepare, validate
 
 

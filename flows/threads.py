@@ -32,7 +32,7 @@ from prefect.states import Cancelled, Crashed
 
 from nightbridge.processes import GUARD, end_within
 from nightbridge.tasks.context import interrupted_together, raise_if_interrupted, starting, this_flow_run
-from nightbridge.tasks.mirror import show
+from nightbridge.tasks.prefect_calls import show
 
 A = TypeVar("A")
 P = ParamSpec("P")

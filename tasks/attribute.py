@@ -41,7 +41,7 @@ from nightbridge.images.image import versions_between
 from nightbridge.images.registry import registry_tags
 from nightbridge.models import RunRecord, Site
 from nightbridge.tasks.bisect import dearer, decisions_of, inner_of, repo_of, show_answer, stored_base, verdict_of
-from nightbridge.tasks.mirror import artifact_key
+from nightbridge.tasks.prefect_calls import artifact_key
 from nightbridge.tasks.site import commits_between, image_login, open_bumps, store_of
 from nightbridge.tasks.stage import never_reused, stage
 

@@ -38,7 +38,7 @@ from nightbridge.slurm.attempt_files import may_have_job
 from nightbridge.slurm.attempts import read_ended
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.store.protocol import ObjectStore
-from nightbridge.tasks.mirror import show_markdown
+from nightbridge.tasks.prefect_calls import show_markdown
 from nightbridge.tasks.site import commit_named, commits_between, open_bumps, store_of
 from nightbridge.tasks.stage import never_reused, stage
 

@@ -26,7 +26,7 @@ from nightbridge.report.tables import markdown_table
 from nightbridge.slurm.attempts import NO_REQUEST, AttemptRequest, attempts_of
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.context import run_log, this_night
-from nightbridge.tasks.mirror import artifact_key, show_markdown
+from nightbridge.tasks.prefect_calls import artifact_key, show_markdown
 from nightbridge.tasks.site import commits_between, store_of
 from nightbridge.tasks.stage import never_reused, patiently, stage
 

@@ -10,7 +10,7 @@ from uuid import NAMESPACE_URL, uuid5
 from prefect.events import Event, Resource
 
 from nightbridge.models import NightReport, Verdict, slug
-from nightbridge.tasks.mirror import send_events
+from nightbridge.tasks.prefect_calls import send_events
 
 VERDICT_EVENT = "nightbridge.verdict"
 NIGHT_EVENT = "nightbridge.night"

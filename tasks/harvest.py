@@ -13,7 +13,7 @@ from nightbridge.models import Checkout, Image, Job, LaunchPlan, RunRecord, RunS
 from nightbridge.repos.clone import verify_unchanged
 from nightbridge.store.transfers import Progress
 from nightbridge.tasks.context import raise_if_interrupted
-from nightbridge.tasks.mirror import ProgressArtifact
+from nightbridge.tasks.prefect_calls import ProgressArtifact
 from nightbridge.tasks.site import node_runner, resolve_secrets, site_secrets, store_of
 from nightbridge.tasks.stage import stage
 

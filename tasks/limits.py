@@ -31,7 +31,7 @@ from nightbridge.locking import lease, read_holder
 from nightbridge.models import ClusterSettings, LaunchPlan, Site, slug
 from nightbridge.slurm.attempt_files import read_submission
 from nightbridge.tasks.context import raise_if_interrupted, run_log, this_flow_run, this_night
-from nightbridge.tasks.mirror import insist, on_server
+from nightbridge.tasks.prefect_calls import insist, on_server
 
 LEASE_SECONDS = 900.0
 """How long a dead process keeps its slots. Its job lives on, so a short lease would let another job in beside it."""

@@ -28,7 +28,7 @@ from nightbridge.slurm.attempts import attempts_of, without_failed_nodes
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.tasks.context import run_log
-from nightbridge.tasks.mirror import PrefectAway, artifact_key, show_table
+from nightbridge.tasks.prefect_calls import PrefectAway, artifact_key, show_table
 from nightbridge.tasks.site import image_login, node_runner, site_logins, store_of
 from nightbridge.tasks.stage import never_reused, stage
 

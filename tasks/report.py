@@ -17,7 +17,7 @@ from nightbridge.report.sweeps import best_line, sweep_markdown
 from nightbridge.report.tables import junit_xml, markdown_table
 from nightbridge.store.protocol import ObjectStore
 from nightbridge.tasks.events import send_report_events
-from nightbridge.tasks.mirror import artifact_key, show, show_markdown
+from nightbridge.tasks.prefect_calls import artifact_key, show, show_markdown
 from nightbridge.tasks.site import store_of
 from nightbridge.tasks.stage import never_reused, stage
 

@@ -21,7 +21,7 @@ from nightbridge.repos.git import git_logins
 from nightbridge.secrets import named_secrets, resolve_secret
 from nightbridge.slurm.node_command import run_on_node
 from nightbridge.store.protocol import ObjectStore, open_store
-from nightbridge.tasks.mirror import away_is_transient
+from nightbridge.tasks.prefect_calls import away_is_transient
 
 
 def block_value(name: str) -> str:

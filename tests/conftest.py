@@ -116,7 +116,7 @@ _LONGEST = tuple(
         "flows/test_restart.py",
         "flows/test_reaper.py",
         "nightbridge/slurm/test_watcher.py",
-        "tasks/test_mirror.py",
+        "tasks/test_prefect_calls.py",
     )
 )
 """Files of minutes, and the longest of `make check`; most of it is waiting. The longest first."""

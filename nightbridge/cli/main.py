@@ -17,7 +17,7 @@ import typer
 import typer.main
 
 from nightbridge import __version__
-from nightbridge.cli import history, operations, runs, start, store, validate
+from nightbridge.cli import first_steps, history, operations, runs, store, validate
 from nightbridge.cli.options import EXIT_INTERNAL, EXIT_INVALID
 from nightbridge.cli.output import note, write_nowhere
 from nightbridge.errors import InvalidInput, NightbridgeError
@@ -26,9 +26,9 @@ from nightbridge.processes import end_after_signals
 EXIT_INTERRUPTED, EXIT_UNREAD, EXIT_TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGPIPE, 128 + signal.SIGTERM
 
 COMMANDS: Mapping[str, Callable[..., int | None]] = {
-    "init": start.init,
-    "import-script": start.import_script,
-    "explain": start.explain,
+    "init": first_steps.init,
+    "import-script": first_steps.import_script,
+    "explain": first_steps.explain,
     "validate": validate.validate,
     "render": validate.render,
     "rules": validate.rules,
@@ -49,7 +49,7 @@ COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "bisect": history.bisect,
     "attribute": history.attribute,
     "try": history.try_change,
-    "demo": start.demo,
+    "demo": first_steps.demo,
     "checkpoint": store.checkpoint,
     "verify": store.verify,
     "fetch": store.fetch,

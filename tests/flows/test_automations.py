@@ -14,7 +14,7 @@ from prefect.states import Crashed, Failed, Late
 from nightbridge.flows.deploy import Request, deploy
 from nightbridge.models import SiteChoice, Verdict, VerdictStatus
 from nightbridge.tasks.events import night_event, verdict_event
-from nightbridge.tasks.mirror import send_events
+from nightbridge.tasks.prefect_calls import send_events
 from tests.real.notify_servers import mail_server, webhook_server
 from tests.real.prefect_server import PrefectServer
 from tests.waiting import wait_until

@@ -6,9 +6,9 @@ from uuid import UUID, uuid4
 import pytest
 
 from nightbridge.store.transfers import Progress
-from nightbridge.tasks import harvest, mirror
+from nightbridge.tasks import harvest, prefect_calls
 from nightbridge.tasks.harvest import ARTIFACT_INTERVAL, LOG_INTERVAL, ShownProgress
-from nightbridge.tasks.mirror import ProgressArtifact
+from nightbridge.tasks.prefect_calls import ProgressArtifact
 
 
 def test_an_artifact_is_made_once_and_brought_up_to_date_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,8 +23,8 @@ def test_an_artifact_is_made_once_and_brought_up_to_date_afterwards(monkeypatch:
     def update(artifact_id: UUID, percent: float, description: str) -> None:
         updated.append((artifact_id, percent, description))
 
-    monkeypatch.setattr(mirror, "create_progress_artifact", create)
-    monkeypatch.setattr(mirror, "update_progress_artifact", update)
+    monkeypatch.setattr(prefect_calls, "create_progress_artifact", create)
+    monkeypatch.setattr(prefect_calls, "update_progress_artifact", update)
     artifact = ProgressArtifact("a harvest")
 
     artifact.show(10.0, "begun")
@@ -44,8 +44,12 @@ class Shown:
         self.error: Exception | None = None
         monkeypatch.setattr(harvest, "get_run_logger", lambda: logging.getLogger("harvest"))
         monkeypatch.setattr("nightbridge.tasks.harvest.time.monotonic", lambda: self.clock)
-        monkeypatch.setattr(mirror, "create_progress_artifact", lambda percent, description: self._take(description))
-        monkeypatch.setattr(mirror, "update_progress_artifact", lambda _, percent, description: self._take(description))
+        monkeypatch.setattr(
+            prefect_calls, "create_progress_artifact", lambda percent, description: self._take(description)
+        )
+        monkeypatch.setattr(
+            prefect_calls, "update_progress_artifact", lambda _, percent, description: self._take(description)
+        )
         self.progress = ShownProgress("harvest of a-run")
 
     def _take(self, description: str) -> UUID:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nightbridge.cli import start
+from nightbridge.cli import first_steps
 from nightbridge.models import NightReport, Verdict, VerdictStatus
 from tests.builders import make_verdict
 from tests.nightbridge.cli.conftest import Program
@@ -157,7 +157,7 @@ def test_without_a_checkout_it_is_refused_in_one_line_and_leaves_nothing(install
 @pytest.mark.thorough  # a process that imports Prefect
 def test_it_takes_its_own_workload_beside_a_folder_of_that_name(place: Path) -> None:
     code = (
-        "from pathlib import Path; from nightbridge.cli.start import practice_nights; "
+        "from pathlib import Path; from nightbridge.cli.first_steps import practice_nights; "
         f"print(practice_nights(Path({str(ROOT / 'examples')!r})).__file__)"
     )
 
@@ -178,7 +178,7 @@ def demo_of(nightbridge: Program, monkeypatch: pytest.MonkeyPatch) -> Callable[.
             return [report]
 
         nights = SimpleNamespace(NIGHTS=(1,), run_demo=run_demo, slow_night=lambda reports: reports[0])
-        monkeypatch.setattr(start, "practice_nights", lambda _examples: nights)
+        monkeypatch.setattr(first_steps, "practice_nights", lambda _examples: nights)
         monkeypatch.setattr(os, "environ", dict(os.environ))  # it sets Prefect's home and level of logging
         return nightbridge("demo")
 
@@ -196,7 +196,7 @@ def test_a_demo_is_refused_in_a_folder_whose_path_the_launcher_would_alter(
     nightbridge: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "my repo").mkdir()
-    monkeypatch.setattr(start, "practice_nights", lambda _examples: None)
+    monkeypatch.setattr(first_steps, "practice_nights", lambda _examples: None)
 
     code, _, err = nightbridge("demo", "--workspace", "my repo/.nightbridge")
 

@@ -16,7 +16,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, tempor
 from nightbridge.errors import PermanentError
 from nightbridge.models import Verdict, VerdictStatus
 from nightbridge.tasks.events import verdict_event
-from nightbridge.tasks.mirror import PrefectAway, away_is_transient, insist, send_events, show
+from nightbridge.tasks.prefect_calls import PrefectAway, away_is_transient, insist, send_events, show
 
 
 class Api(BaseHTTPRequestHandler):
@@ -75,7 +75,7 @@ def an_event() -> Any:
 def test_what_cannot_be_shown_is_logged_and_nothing_more(
     api: type[Api], caplog: pytest.LogCaptureFixture, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nightbridge.tasks.mirror.SHOW_RETRIES", 0)
+    monkeypatch.setattr("nightbridge.tasks.prefect_calls.SHOW_RETRIES", 0)
     api.answers = [status]
 
     with caplog.at_level(logging.WARNING):
