@@ -22,6 +22,8 @@ class Lookup(Model):
 
     jobs: tuple[JobStatus, ...] = ()
     complete: bool
+    queue_answered: bool = False
+    """Whether squeue did, be accounting silent or not."""
 
 
 class Cluster(Protocol):

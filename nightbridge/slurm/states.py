@@ -351,7 +351,7 @@ def lookup_of(name: str, live: Rows | None, past: Rows | None) -> Lookup:
     """The jobs of exactly this name, complete only when both sources answered."""
     merged = merge(newest(live or ()), newest(past or ()))
     jobs = sorted((status for status in merged.values() if status.name == name), key=lambda status: status.job_id)
-    return Lookup(jobs=tuple(jobs), complete=live is not None and past is not None)
+    return Lookup(jobs=tuple(jobs), complete=live is not None and past is not None, queue_answered=live is not None)
 
 
 def live_jobs(name: str, lookup: Lookup, states: Callable[[Sequence[int]], Mapping[int, JobStatus]]) -> list[int]:

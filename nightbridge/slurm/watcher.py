@@ -22,7 +22,7 @@ from nightbridge.slurm.attempt_files import (
     read_exit_code,
     record_cancellation,
 )
-from nightbridge.slurm.protocol import Cluster
+from nightbridge.slurm.protocol import Cluster, Lookup
 from nightbridge.slurm.script import ALREADY_CLAIMED
 from nightbridge.slurm.states import (
     BY_EXIT_FILE,
@@ -59,6 +59,8 @@ class Graces(NamedTuple):
     """Without any report of a job, after which it is lost, as when slurmctld lost its state: squeue and sacct both
     answer, and neither has a live job or an end of it, now and half as long ago. A slurmdbd that was away gets from
     slurmctld only some time after its return what it has missed."""
+    unanswered: float = 12 * 3600.0
+    """For which squeue alone may answer, and not know a job, before watching it ends with an error."""
 
 
 DEFAULT_GRACES = Graces()
@@ -86,6 +88,8 @@ class _Watched:
         self.silent_since: datetime | None = None
         self.unknown_since: datetime | None = None
         """Since when both sources have answered, and neither has known it."""
+        self.gone_since: datetime | None = None
+        """Since when squeue alone has answered, and has not known it."""
         self.lost = False
         self.error: NightbridgeError | None = None
 
@@ -106,7 +110,7 @@ class _Watched:
             # An unknown state does not keep the exit file from ending the job.
             self.silence()
         else:
-            self.silent_since = self.unknown_since = None
+            self.silent_since = self.unknown_since = self.gone_since = None
         self.ended_at = (self.ended_at or now) if status.state in TERMINAL else None
 
     def silence(self) -> bool:
@@ -121,10 +125,23 @@ class _Watched:
         since = self.unknown_since or self.silent_since
         return since is not None and self.exit_code is None and (utc_now() - since).total_seconds() >= grace / 2
 
-    def look_up(self, *, unknown: bool) -> None:
-        """Take in whether both sources have answered to a lookup, and neither knows it."""
+    def look_up(self, lookup: Lookup, *, known: bool) -> None:
+        """Take in who has answered to a lookup, and whether anybody knows it."""
+        unknown, gone = lookup.complete and not known, lookup.queue_answered and not lookup.complete and not known
         self.lost = unknown and self.unknown_since is not None
         self.unknown_since = (self.unknown_since or utc_now()) if unknown else None
+        self.gone_since = (self.gone_since or utc_now()) if gone else None
+
+    def give_up(self, grace: float) -> None:
+        """End the watch of a job that squeue alone has not known for so long. Its end stays open: no job follows."""
+        if self.gone_since is None or (utc_now() - self.gone_since).total_seconds() < grace:
+            return
+        self.error = PermanentError(
+            f"squeue has not known job {self.job.job_id} since {self.gone_since:%Y-%m-%d %H:%M} UTC, and sacct has not "
+            "answered: how it ended is unknown",
+            subject=self.job.name,
+            advice=f"Start the night again once `sacct -j {self.job.job_id}` answers: this job is looked up first",
+        )
 
     def look_for_exit_code(self, now: float) -> bool:
         """Look for this job's exit file; whether it has just appeared."""
@@ -183,6 +200,7 @@ class Watcher:
 
         Raises:
             StatusUnknown: The watcher was stopped.
+            PermanentError: squeue alone has answered for long, and does not know the job: its end stays open.
             NightbridgeError: The cluster refused the first query for good. One that has answered before is tried again.
         """
         ended = self._follow_one(job, on_change, on_wait)
@@ -286,7 +304,9 @@ class Watcher:
         self._failures += 1
         with self._changed:
             for watched in self._watched.values():
-                watched.unknown_since = None  # what comes back after an outage has to catch up first
+                watched.unknown_since = watched.gone_since = (
+                    None  # what comes back after an outage has to catch up first
+                )
         self._publish(jobs, {})
         silent = (watched.silent_since for watched in self._watched.copy().values() if watched.silent_since)
         since = min(silent, default=None)
@@ -328,14 +348,15 @@ class Watcher:
         for watched in due:
             job = watched.job
             try:
-                complete = self._cluster.find(job.name).complete
+                lookup = self._cluster.find(job.name)
                 status = self._cluster.states([job.job_id]).get(job.job_id)
                 known = status is not None and self._own(job, status) is not None
             except TransientError as error:
                 log.warning("job %d (%s) cannot be looked up: %s", job.job_id, job.name, error)
                 continue
             with self._changed:
-                watched.look_up(unknown=complete and not known)
+                watched.look_up(lookup, known=known)
+                watched.give_up(self._graces.unanswered)
                 self._changed.notify_all()
 
     def _enforce_policies(self) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.errors import TransientError
+from nightbridge.errors import PermanentError, TransientError
 from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, LaunchPlan, Outcome
 from nightbridge.outputs.experiment import evidence, read_run
 from nightbridge.slurm.attempt_files import AttemptContext, declare_intent, open_attempt, read_exit_code
@@ -245,7 +245,10 @@ def test_slurmctld_restarted_between_submission_and_record_leads_to_one_job(
 def test_accounting_a_minute_behind_and_a_slurmctld_that_forgets_in_seconds(
     run: Run, other: Run, slurm_cluster: SlurmDaemons
 ) -> None:
-    """Of a job's whole life only its exit file tells; what became of one that left none is told a minute later."""
+    """Of a job's whole life only its exit file tells; what became of one that left none is told a minute later.
+
+    Who has no patience for that gets an error, and the job no outcome.
+    """
     cancelled = other.start("sleep 1000")
     with down(slurm_cluster, "slurmdbd"):
         behind_until = time.monotonic() + 60
@@ -260,6 +263,9 @@ def test_accounting_a_minute_behind_and_a_slurmctld_that_forgets_in_seconds(
         wait_until(lambda: not run.cluster.states([job.job_id, cancelled.job_id]))
         run.follow(job)
         ended = run.ended(50)
+        (cancelled.attempt_dir / "exit_code").unlink(missing_ok=True)
+        with pytest.raises(PermanentError, match=f"squeue has not known job {cancelled.job_id} since .*, and sacct"):
+            Watcher(other.cluster, Graces(lost=5, unanswered=5)).follow(cancelled)
         time.sleep(max(0, behind_until - time.monotonic()))
     told = other.ended()
 

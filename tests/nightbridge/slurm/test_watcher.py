@@ -41,6 +41,7 @@ class StubCluster:
         self.queries: list[tuple[int, ...]] = []
         self.by_name: dict[str, tuple[JobStatus, ...]] = {}
         self.complete = True
+        self.queue_answered = False
         self.cancelled: list[int] = []
         self.cancel_errors: list[Exception] = []
 
@@ -54,7 +55,7 @@ class StubCluster:
         return {job_id: self.rows[job_id] for job_id in job_ids if job_id in self.rows}
 
     def find(self, name: str) -> Lookup:
-        return Lookup(jobs=self.by_name.get(name, ()), complete=self.complete)
+        return Lookup(jobs=self.by_name.get(name, ()), complete=self.complete, queue_answered=self.queue_answered)
 
     @property
     def description(self) -> str:
@@ -93,7 +94,7 @@ def stub() -> StubCluster:
 
 @pytest.fixture
 def watcher(stub: StubCluster) -> Iterator[Watcher]:
-    watcher = Watcher(stub, Graces(silent=0.3, detail=0.2, hopeless=3, lost=2))
+    watcher = Watcher(stub, Graces(silent=0.3, detail=0.2, hopeless=3, lost=2, unanswered=4))
     yield watcher
     watcher.stop()
 
@@ -354,6 +355,41 @@ def test_a_job_whose_end_accounting_learns_late_is_not_lost(
 
     assert job.status is not None
     assert job.status.state is JobState.TIMEOUT
+
+
+def test_a_job_that_squeue_has_forgotten_while_sacct_never_answers_has_an_unknown_end_and_no_outcome(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    stub.complete, stub.queue_answered = False, True
+    job, kept = make_job(tmp_path), make_job(tmp_path, 2)
+    stub.say(2, JobState.RUNNING)
+
+    ends = [following(job), following(kept)]
+    with pytest.raises(PermanentError, match=r"run-1-a1: .*sacct has not answered.*the night again once `sacct -j 1`"):
+        ends[0].result(timeout=20)
+
+    assert not ends[1].done()
+    stub.say(2, JobState.COMPLETED, exit_code=0)
+    ends[1].result(timeout=20)
+
+
+def test_a_job_that_may_still_run_is_followed_while_no_source_or_accounting_alone_answers(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    stub.complete = False
+
+    end = following(make_job(tmp_path))
+    time.sleep(3)
+    stub.queue_answered = True
+    time.sleep(2.5)
+    stub.error = StatusUnknown("the network is away")
+    time.sleep(0.5)
+    stub.error = None
+    time.sleep(2.5)
+
+    assert not end.done()
+    stub.say(1, JobState.COMPLETED, exit_code=0)
+    assert end.result(timeout=20).status is not None
 
 
 def test_what_was_unknown_before_an_outage_is_not_lost_by_the_first_answer_after_it(
