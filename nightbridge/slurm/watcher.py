@@ -127,7 +127,8 @@ class _Watched:
 
     def look_up(self, lookup: Lookup, *, known: bool) -> None:
         """Take in who has answered to a lookup, and whether anybody knows it."""
-        unknown, gone = lookup.complete and not known, lookup.queue_answered and not lookup.complete and not known
+        unknown = lookup.complete and not known
+        gone = lookup.queue_answered and not lookup.complete and not known
         self.lost = unknown and self.unknown_since is not None
         self.unknown_since = (self.unknown_since or utc_now()) if unknown else None
         self.gone_since = (self.gone_since or utc_now()) if gone else None
@@ -304,9 +305,8 @@ class Watcher:
         self._failures += 1
         with self._changed:
             for watched in self._watched.values():
-                watched.unknown_since = watched.gone_since = (
-                    None  # what comes back after an outage has to catch up first
-                )
+                # What comes back after an outage has to catch up first.
+                watched.unknown_since = watched.gone_since = None
         self._publish(jobs, {})
         silent = (watched.silent_since for watched in self._watched.copy().values() if watched.silent_since)
         since = min(silent, default=None)
