@@ -12,9 +12,9 @@ both nights the axis of the cause has changed, and each other one in seven cases
 A run's steps are bootstrapped from a real run's (FILE; see `detection.py`), run to run it is 0.5 % faster or slower,
 and one in 50 is slowed by 5 to 30 % by something else; the cluster has drifted since the bad night (0.3 %). One commit
 in twenty does not start, and in one case of five neither does an old Megatron-Bridge with a new submodule. Decisions
-are those of `nightbridge.attribution.belief` and, for commits, of `nightbridge.bisect.search`, which begins with what
-the exchanged runs have measured. A cause is right when exactly its factors are named, and its commit among those that
-cannot be told apart.
+are those of `nightbridge.attribution.factor_search` and, for commits, of `nightbridge.bisect.search`, which begins with
+what the exchanged runs have measured. A cause is right when exactly its factors are named, and its commit among those
+that cannot be told apart.
 
 Printed are the shares of one cause and of two simultaneous ones that were named right, the runs in all, and by how sure
 an answer was how many of them were right. `bump`: answers that name a commit which only moves the submodule.
@@ -34,7 +34,7 @@ import numpy as np
 from benchmarks.detection import Array, measured_runs, read_noise, synthetic_noise, wilson_interval
 from benchmarks.error_rate import record_at
 from benchmarks.verdict import STEPS, record_of
-from nightbridge.attribution.belief import Cause, Design, Exchange, FactorSearch, descent_into
+from nightbridge.attribution.factor_search import Cause, Design, Exchange, FactorSearch, descent_into
 from nightbridge.bisect.search import BisectPolicy, Failure, Levels, Measured, Search
 from nightbridge.bisect.shift import find_shift
 from nightbridge.history.rows import row_of

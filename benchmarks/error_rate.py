@@ -55,8 +55,8 @@ from benchmarks.detection import (
 )
 from benchmarks.verdict import STEPS, record_of
 from nightbridge.gate.control import arm_of
+from nightbridge.gate.run_verdict import compare
 from nightbridge.gate.tonight import Evidence
-from nightbridge.gate.verdict import compare
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import (
     Arm,

@@ -47,7 +47,7 @@ def month(nights: int, commits: int, per_cent: float, folder: Path) -> int:
     from nightbridge.models import SiteChoice
     from nightbridge.report.overview import trend_lines
     from nightbridge.report.queries import history_of
-    from nightbridge.store.protocol import open_store
+    from nightbridge.store.object_store import open_store
 
     repositories = make_practice_repositories(folder / "practice")
     site_file, test_file = _files(folder, repositories.bridge_url)

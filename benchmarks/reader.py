@@ -30,7 +30,7 @@ from nightbridge.outputs.experiment import RunToRead, _read_evidence, evidence_o
 from nightbridge.outputs.following import RunFollower
 from nightbridge.outputs.measurements import RunToMeasure, _measure_run, measure_run
 from nightbridge.outputs.reader_process import SERVER
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 from tests.builders import make_job, make_spec
 from tests.nightbridge.harvest.left_run import make_run as make_left_run
 from tests.nightbridge.outputs.builders import RunFolder, StepLine

@@ -16,7 +16,7 @@ from datetime import date, timedelta
 from pathlib import Path
 
 from nightbridge.models import Comparison, StoreSettings, VerdictStatus
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 from tests.builders import store_night
 
 NIGHTBRIDGE = str(Path(sys.executable).with_name("nightbridge"))

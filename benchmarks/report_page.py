@@ -13,15 +13,15 @@ from collections.abc import Callable
 from datetime import date, timedelta
 from pathlib import Path
 
-from nightbridge.gate.verdict import compare
+from nightbridge.gate.run_verdict import compare
 from nightbridge.history.history_store import put_row
 from nightbridge.history.rows import row_of
 from nightbridge.models import StoreSettings, Verdict, VerdictStatus, utc_now
 from nightbridge.nights.records import NightEnd, NightStart, NightTest, NightVerdict, record_start
 from nightbridge.outputs.event_files import metrics_parquet
+from nightbridge.report.night_report import night_report_html
 from nightbridge.report.overview import index_html
-from nightbridge.report.report import night_report_html
-from nightbridge.store.protocol import ObjectStore, open_store
+from nightbridge.store.object_store import ObjectStore, open_store
 from tests.builders import commit_run, make_record, make_row, make_summary, scalar_table
 
 FIRST_NIGHT = date(2024, 3, 1)

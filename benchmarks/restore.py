@@ -31,7 +31,7 @@ from pathlib import Path
 from nightbridge.harvest.manifest import Manifest, commit_manifest
 from nightbridge.harvest.upload import LocalFile, Unit, upload
 from nightbridge.models import StoreSettings, utc_now
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 from tests.nightbridge.harvest.left_run import make_run
 store = open_store(StoreSettings(url=f"s3://{sys.argv[4]}", endpoint_url=sys.argv[3], region="us-east-1"))
 names = [path.name for path in sorted(Path(sys.argv[1]).iterdir())]
@@ -49,7 +49,7 @@ import sys
 from pathlib import Path
 from nightbridge.harvest.restore import fetch_run
 from nightbridge.models import StoreSettings
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 store = open_store(StoreSettings(url=f"s3://{sys.argv[4]}", endpoint_url=sys.argv[3], region="us-east-1"))
 fetch_run(store, sys.argv[2], Path(sys.argv[1]), only="checkpoint")
 """
@@ -64,7 +64,7 @@ from nightbridge.harvest.manifest import Manifest, commit_manifest
 from nightbridge.harvest.restore import fetch_run
 from nightbridge.harvest.upload import LocalFile, Unit, upload
 from nightbridge.models import StoreSettings, utc_now
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 from tests.nightbridge.harvest.left_run import make_run
 names = [path.name for path in sorted(Path(sys.argv[1]).iterdir())]
 files = tuple(LocalFile(f"{sys.argv[1]}/{name}", f"checkpoints/{name}", "checkpoint") for name in names)

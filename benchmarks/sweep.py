@@ -24,7 +24,7 @@ from nightbridge.models import Compat, GitRepo, HarvestPolicy, SweepAxis, TestDe
 from nightbridge.rules import check_test, errors_of, grid_of
 from nightbridge.rules.profiles import CLOUDAI_RULES
 from nightbridge.rules.rule import RuleContext
-from nightbridge.rules.sweeps import expansion_of
+from nightbridge.rules.sweep_points import expansion_of
 
 Axes = dict[str, list[Any]]
 

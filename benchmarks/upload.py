@@ -55,7 +55,7 @@ NIGHTBRIDGE = """
 import sys, tempfile
 from pathlib import Path
 from nightbridge.models import StoreSettings
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 from nightbridge.harvest.upload import LocalFile, Unit, upload
 store = open_store(StoreSettings(url=f"s3://{sys.argv[4]}", endpoint_url=sys.argv[3], region="us-east-1"))
 files = tuple(LocalFile(str(path), path.name, "checkpoint") for path in sorted(Path(sys.argv[1]).iterdir()))
@@ -70,7 +70,7 @@ import shutil, sys, time
 from pathlib import Path
 import numpy as np
 from nightbridge.models import StoreSettings
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 from tests.builders import saved_metadata, torch_files
 from tests.nightbridge.harvest.left_run import make_run
 folder = Path(sys.argv[1]).parent / "run"

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nightbridge.gate.evidence import gather_evidence
-from nightbridge.gate.verdict import compare
+from nightbridge.gate.run_verdict import compare
 from nightbridge.history.history_store import COMPACT_AT, put_row, write_generation
 from nightbridge.history.reading import read_history, read_recent
 from nightbridge.history.rows import HistoryRow, row_of
@@ -45,7 +45,7 @@ from nightbridge.models import (
     VerdictStatus,
 )
 from nightbridge.store.directory import DirectoryStore
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 
 CLUSTER, FIRST_NIGHT = "dgx", date(2021, 11, 21)
 STEPS = 50

@@ -5,7 +5,7 @@ returns a cluster, `HarvestStore.open()` a store. A run carries a block's settin
 Register all of them with `prefect block register -m nightbridge.blocks`.
 """
 
-from nightbridge.blocks.site import (
+from nightbridge.blocks.site_block import (
     ImageCache,
     MailNotification,
     Notifications,
@@ -16,7 +16,7 @@ from nightbridge.blocks.site import (
     site_choice,
     site_of,
 )
-from nightbridge.blocks.store import HarvestStore
+from nightbridge.blocks.store_block import HarvestStore
 
 __all__ = [
     "HarvestStore",

@@ -13,8 +13,8 @@ from prefect.client.schemas.objects import State
 from pydantic import ValidationError
 
 from nightbridge import config
-from nightbridge.attribution.plan import AttributionRequest
-from nightbridge.attribution.result import AttributionResult
+from nightbridge.attribution.attribution_plan import AttributionRequest
+from nightbridge.attribution.attribution_result import AttributionResult
 from nightbridge.bisect.plan import BisectRequest
 from nightbridge.bisect.result import BisectResult
 from nightbridge.blocks import load_site
@@ -24,7 +24,7 @@ from nightbridge.flows.nightly import nightly
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.server import reach_blocks, reach_server
 from nightbridge.flows.threads import async_twin, outside_of_loops
-from nightbridge.gate.trial import ProposedChange, Trial, plan_trial
+from nightbridge.gate.paired_trial import ProposedChange, Trial, plan_trial
 from nightbridge.goldens.parity import Parity
 from nightbridge.harvest import restore
 from nightbridge.models import (
@@ -47,7 +47,7 @@ from nightbridge.rules import check_scenario
 from nightbridge.slurm.attempts import AttemptRequest
 from nightbridge.tasks.context import shared_night
 from nightbridge.tasks.prepare import node_limits
-from nightbridge.tasks.site import store_of
+from nightbridge.tasks.site_access import store_of
 
 R = TypeVar("R")
 _Request = TypeVar("_Request", bound=Model)
@@ -199,7 +199,7 @@ def attribute_regression(  # noqa: D417  (`nightly_regression` describes the oth
 
     Args:
         test_id: The test, as its history knows it.
-        search: Fields of `nightbridge.attribution.plan.AttributionRequest`, such as `metric` and `budget`.
+        search: Fields of `nightbridge.attribution.attribution_plan.AttributionRequest`, such as `metric` and `budget`.
 
     Raises:
         InvalidInput: The test has no history, nothing became worse, nothing changed that can be exchanged, or a field

@@ -8,8 +8,7 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from nightbridge.attribution.axes import base_of_descent, exchanged_site, nodes_at
-from nightbridge.attribution.plan import (
+from nightbridge.attribution.attribution_plan import (
     DEFAULT_REQUEST,
     AttributionPlan,
     AttributionRequest,
@@ -17,7 +16,7 @@ from nightbridge.attribution.plan import (
     begin_designs,
     design_run,
 )
-from nightbridge.attribution.result import (
+from nightbridge.attribution.attribution_result import (
     AttributionResult,
     ExchangeRun,
     Stop,
@@ -30,6 +29,7 @@ from nightbridge.attribution.result import (
     with_descent,
     within_budget,
 )
+from nightbridge.attribution.axes import base_of_descent, exchanged_site, nodes_at
 from nightbridge.blocks import site_of
 from nightbridge.errors import PermanentError
 from nightbridge.flows.bisect import MAX_AT_ONCE, search
@@ -52,7 +52,7 @@ from nightbridge.tasks.bisect import base_run, room_for
 from nightbridge.tasks.cancel import cancel_hook, note_search
 from nightbridge.tasks.compare import record_of
 from nightbridge.tasks.context import shared_night
-from nightbridge.tasks.site import store_of
+from nightbridge.tasks.site_access import store_of
 from nightbridge.tasks.stage import patiently
 
 

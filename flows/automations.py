@@ -27,7 +27,7 @@ from nightbridge.models import NotifySettings, Site, slug
 from nightbridge.notify import host_of, is_teams, smtp_port
 from nightbridge.secrets import resolve_secret
 from nightbridge.tasks.events import NIGHT_EVENT, VERDICT_EVENT
-from nightbridge.tasks.site import block_value
+from nightbridge.tasks.site_access import block_value
 
 
 class _Reported(NamedTuple):

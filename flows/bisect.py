@@ -21,7 +21,7 @@ from nightbridge.tasks.bisect import base_run, begun_points, keep_result, plan_b
 from nightbridge.tasks.cancel import cancel_hook, note_search
 from nightbridge.tasks.compare import record_of
 from nightbridge.tasks.context import shared_night
-from nightbridge.tasks.site import store_of
+from nightbridge.tasks.site_access import store_of
 
 MAX_AT_ONCE = 8
 """Points that are run at once where the cluster has room: more hardly speed up the search."""

@@ -41,7 +41,7 @@ from nightbridge.models import Site as SiteSettings
 from nightbridge.nights.prefect_api import FLOW
 from nightbridge.nights.records import checked_night, find_nights, new_night
 from nightbridge.tasks.prefect_calls import away_is_transient, tagged
-from nightbridge.tasks.site import store_of
+from nightbridge.tasks.site_access import store_of
 
 NIGHTS = "nightly"
 """The definition in prefect.yaml whose deployments run nights; those of files have these in their names, too."""

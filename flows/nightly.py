@@ -24,7 +24,7 @@ from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import pipeline
 from nightbridge.flows.threads import side_by_side
 from nightbridge.gate.nodes import on_nodes
-from nightbridge.gate.verdict import verdict_for_error, verdict_for_invalid
+from nightbridge.gate.run_verdict import verdict_for_error, verdict_for_invalid
 from nightbridge.models import NightReport, RunSpec, Site, SiteChoice, Verdict, VerdictStatus, worst_status
 from nightbridge.models.base import NightId
 from nightbridge.models.series import series_id
@@ -68,7 +68,7 @@ from nightbridge.tasks.night import (
 )
 from nightbridge.tasks.prefect_calls import add_tags, insist, night_tags, run_tags, send_events, tagged
 from nightbridge.tasks.report import report
-from nightbridge.tasks.site import store_of
+from nightbridge.tasks.site_access import store_of
 
 MAX_RUNS_AT_ONCE = 64
 """Runs of one night that are followed at once; each is a thread that mostly waits."""
@@ -261,7 +261,7 @@ def _attributed(plan: NightPlan, written: NightReport) -> NightReport:
     if not worse or not plan.site.budget.attribution:
         return written
     # Here, and not with every start of a night: most nights need no cause.
-    from nightbridge.attribution.plan import AttributionRequest
+    from nightbridge.attribution.attribution_plan import AttributionRequest
     from nightbridge.flows.attribute import attribute
 
     reported = {verdict.run_key: verdict for verdict in written.verdicts}
@@ -290,7 +290,7 @@ def _attributed(plan: NightPlan, written: NightReport) -> NightReport:
 
 def _is_answered(verdict: Verdict, site: Site) -> bool:
     """Whether the report has the answer of a search, such as this night's before it was started again."""
-    from nightbridge.attribution.result import result_for
+    from nightbridge.attribution.attribution_result import result_for
 
     with suppress(NightbridgeError):
         return result_for(store_of(site), verdict, site.cluster.name) is not None

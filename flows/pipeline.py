@@ -11,7 +11,7 @@ from prefect.runtime import flow_run
 
 from nightbridge.errors import NightbridgeError
 from nightbridge.flows.final_states import ends_plainly, result_of, state_of_verdict
-from nightbridge.gate.verdict import verdict_for_error
+from nightbridge.gate.run_verdict import verdict_for_error
 from nightbridge.models import ClusterLimits, RunRecord, RunSpec, Site, Verdict
 from nightbridge.models.series import series_id
 from nightbridge.nights.liveness import alive

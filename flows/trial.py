@@ -17,7 +17,7 @@ from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import verdict_of
 from nightbridge.gate.nodes import on_nodes
-from nightbridge.gate.trial import (
+from nightbridge.gate.paired_trial import (
     EXIT_CODES,
     ProposedChange,
     Trial,

@@ -19,8 +19,7 @@ from nightbridge.errors import NightbridgeError
 from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClockField, ClusterField, StoreField, SystemField
 from nightbridge.models import Site
-from nightbridge.nights.prefect_api import configured_server
-from nightbridge.nights.watchdog import (
+from nightbridge.nights.missing_verdicts import (
     DAYS,
     MOST_DAYS,
     VerdictsMissing,
@@ -31,8 +30,9 @@ from nightbridge.nights.watchdog import (
     watch_lines,
     watch_settings,
 )
+from nightbridge.nights.prefect_api import configured_server
 from nightbridge.notify import notify
-from nightbridge.tasks.site import block_value, store_of
+from nightbridge.tasks.site_access import block_value, store_of
 
 
 @flow(name="watchdog", flow_run_name="watchdog by {by}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from nightbridge.errors import NightbridgeError, PermanentError
 from nightbridge.files import open_workspace
 from nightbridge.images.enroot import find_enroot
-from nightbridge.launch.plan import check_workspace
+from nightbridge.launch.launch_plan import check_workspace
 from nightbridge.models import Model, Site
 from nightbridge.nights.prefect_api import configured_server
 from nightbridge.repos.environments import is_base_ready
@@ -20,7 +20,7 @@ from nightbridge.repos.git import git_version
 from nightbridge.secrets import named_secrets, resolve_secret
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.store.directory import DirectoryStore
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 
 LEAST_FREE = 2_000_000_000
 """Bytes on the file system of the workspace: a checkout of Megatron-Bridge and the launcher's packages take one."""

@@ -6,8 +6,7 @@ from functools import partial
 
 from prefect.logging import get_run_logger
 
-from nightbridge.attribution.axes import AXIS_WORDS
-from nightbridge.attribution.plan import (
+from nightbridge.attribution.attribution_plan import (
     AttributionPlan,
     AttributionRequest,
     find_change,
@@ -21,7 +20,7 @@ from nightbridge.attribution.plan import (
     searched_rows,
     submodule_range,
 )
-from nightbridge.attribution.result import (
+from nightbridge.attribution.attribution_result import (
     AttributionResult,
     Group,
     descent_plan,
@@ -31,6 +30,7 @@ from nightbridge.attribution.result import (
     result_lines,
     sentence,
 )
+from nightbridge.attribution.axes import AXIS_WORDS
 from nightbridge.bisect import plan as bisect_plans
 from nightbridge.bisect.plan import BisectPlan
 from nightbridge.bisect.shift import Shift
@@ -42,7 +42,7 @@ from nightbridge.images.registry import registry_tags
 from nightbridge.models import RunRecord, Site
 from nightbridge.tasks.bisect import dearer, decisions_of, inner_of, repo_of, show_answer, stored_base, verdict_of
 from nightbridge.tasks.prefect_calls import artifact_key
-from nightbridge.tasks.site import commits_between, image_login, open_bumps, store_of
+from nightbridge.tasks.site_access import commits_between, image_login, open_bumps, store_of
 from nightbridge.tasks.stage import never_reused, stage
 
 

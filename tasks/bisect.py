@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prefect.logging import get_run_logger
 
-from nightbridge.attribution.plan import find_rows
+from nightbridge.attribution.attribution_plan import find_rows
 from nightbridge.bisect.plan import (
     BisectPlan,
     BisectRequest,
@@ -37,9 +37,9 @@ from nightbridge.nights.records import read_verdict
 from nightbridge.slurm.attempt_files import may_have_job
 from nightbridge.slurm.attempts import read_ended
 from nightbridge.slurm.factory import cluster_of
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 from nightbridge.tasks.prefect_calls import show_markdown
-from nightbridge.tasks.site import commit_named, commits_between, open_bumps, store_of
+from nightbridge.tasks.site_access import commit_named, commits_between, open_bumps, store_of
 from nightbridge.tasks.stage import never_reused, stage
 
 

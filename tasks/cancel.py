@@ -26,7 +26,7 @@ from nightbridge.slurm.attempts import cancel_jobs
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.tasks.compare import stored_verdict
 from nightbridge.tasks.context import this_flow_run
-from nightbridge.tasks.site import store_of
+from nightbridge.tasks.site_access import store_of
 from nightbridge.tasks.stage import patiently
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, Tran
 from nightbridge.gate.control import arm_run, proof_needed
 from nightbridge.gate.judging import judge_and_record
 from nightbridge.gate.nodes import on_nodes
-from nightbridge.gate.trial import Trial, markdown, noise_of_history
+from nightbridge.gate.paired_trial import Trial, markdown, noise_of_history
 from nightbridge.harvest.manifest import committed_attempts, load_record, run_prefix
 from nightbridge.history.history_store import compact
 from nightbridge.history.reading import read_history
@@ -24,10 +24,10 @@ from nightbridge.models.series import series_id
 from nightbridge.nights.records import confirmation_cost, read_verdict
 from nightbridge.report.tables import markdown_table
 from nightbridge.slurm.attempts import NO_REQUEST, AttemptRequest, attempts_of
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 from nightbridge.tasks.context import run_log, this_night
 from nightbridge.tasks.prefect_calls import artifact_key, show_markdown
-from nightbridge.tasks.site import commits_between, store_of
+from nightbridge.tasks.site_access import commits_between, store_of
 from nightbridge.tasks.stage import never_reused, patiently, stage
 
 TRIAL_DAYS = 3
@@ -188,7 +188,9 @@ class Spending:
 
 def spent_beside(night: str, site: Site) -> float:
     """GPU-hours that a night's month has spent on confirmation and on the search for causes."""
-    from nightbridge.attribution.result import attribution_cost  # and numpy with it, which few nights need so early
+    from nightbridge.attribution.attribution_result import (
+        attribution_cost,  # and numpy with it, which few nights need so early
+    )
 
     store, month = store_of(site), night_order(night, utc_now())[: len("2026-11")]
     return confirmation_cost(store, month) + attribution_cost(store, month)

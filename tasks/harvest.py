@@ -6,7 +6,7 @@ import time
 from prefect.logging import get_run_logger
 
 from nightbridge.errors import TransientError
-from nightbridge.harvest.on_node import harvest_on_node
+from nightbridge.harvest.node_harvest import harvest_on_node
 from nightbridge.harvest.request import HarvestRequest, run_harvest
 from nightbridge.history.reading import series_of
 from nightbridge.models import Checkout, Image, Job, LaunchPlan, RunRecord, RunSpec, Site
@@ -14,7 +14,7 @@ from nightbridge.repos.clone import verify_unchanged
 from nightbridge.store.transfers import Progress
 from nightbridge.tasks.context import raise_if_interrupted
 from nightbridge.tasks.prefect_calls import ProgressArtifact
-from nightbridge.tasks.site import node_runner, resolve_secrets, site_secrets, store_of
+from nightbridge.tasks.site_access import node_runner, resolve_secrets, site_secrets, store_of
 from nightbridge.tasks.stage import stage
 
 LOG_INTERVAL, ARTIFACT_INTERVAL = 30.0, 5.0

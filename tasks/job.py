@@ -33,7 +33,7 @@ from nightbridge.slurm.submission import submit_attempt
 from nightbridge.tasks.context import raise_if_interrupted, this_night, wait_out
 from nightbridge.tasks.limits import job_slots
 from nightbridge.tasks.prefect_calls import PrefectAway, ProgressArtifact
-from nightbridge.tasks.site import resolve_all, secret_variables, site_secrets
+from nightbridge.tasks.site_access import resolve_all, secret_variables, site_secrets
 from nightbridge.tasks.stage import first_delay, stage
 
 _LOOK_AGAIN = 2.0

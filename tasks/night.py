@@ -46,7 +46,7 @@ from nightbridge.rules import check_scenario
 from nightbridge.tasks.context import run_log, this_flow_run, this_night
 from nightbridge.tasks.prefect_calls import insist, on_server, show, tagged
 from nightbridge.tasks.prepare import check_place, node_limits, show_violations
-from nightbridge.tasks.site import store_of
+from nightbridge.tasks.site_access import store_of
 from nightbridge.tasks.stage import never_reused, patiently, stage
 
 

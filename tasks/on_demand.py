@@ -17,7 +17,7 @@ from nightbridge.prune import Old, Policy, find_old, remove_old
 from nightbridge.report.queries import parity_stored
 from nightbridge.repos.commits import known_commits_between
 from nightbridge.tasks.prefect_calls import show_markdown, show_table
-from nightbridge.tasks.site import store_of
+from nightbridge.tasks.site_access import store_of
 from nightbridge.tasks.stage import never_reused, stage
 
 

@@ -13,12 +13,12 @@ from prefect.logging import get_run_logger
 from nightbridge.config.scenarios import sweeps_nodes
 from nightbridge.errors import InvalidInput, NightbridgeError, StatusUnknown, TransientError
 from nightbridge.files import open_workspace
-from nightbridge.gate.trial import CORE_FOLDER, ProposedChange, trial_arm
+from nightbridge.gate.paired_trial import CORE_FOLDER, ProposedChange, trial_arm
 from nightbridge.history.reading import last_good_dump, series_of
 from nightbridge.images.enroot import find_enroot
 from nightbridge.images.image import Importer, check_file, current_image, pull_image, recorded_image
-from nightbridge.images.on_node import NodeImporter
-from nightbridge.launch.plan import check_workspace, make_plan
+from nightbridge.images.node_import import NodeImporter
+from nightbridge.launch.launch_plan import check_workspace, make_plan
 from nightbridge.models import Checkout, ClusterLimits, Image, Job, LaunchPlan, RunSpec, Scenario, Site, Violation
 from nightbridge.nights.records import read_verdict
 from nightbridge.repos.clone import current_commits, make_checkout
@@ -29,7 +29,7 @@ from nightbridge.slurm.factory import cluster_of
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.tasks.context import run_log
 from nightbridge.tasks.prefect_calls import PrefectAway, artifact_key, show_table
-from nightbridge.tasks.site import image_login, node_runner, site_logins, store_of
+from nightbridge.tasks.site_access import image_login, node_runner, site_logins, store_of
 from nightbridge.tasks.stage import never_reused, stage
 
 

@@ -11,14 +11,14 @@ from nightbridge.errors import NightbridgeError, TransientError
 from nightbridge.models import NightReport, Site, SweepResult, Verdict, utc_now
 from nightbridge.nights.records import NightStart, read_end, record_end, was_reported
 from nightbridge.prune import disk_usage
+from nightbridge.report.night_report import link_from_night_before, night_note, night_report_html
 from nightbridge.report.overview import INDEX, index_html
-from nightbridge.report.report import link_from_night_before, night_note, night_report_html
 from nightbridge.report.sweeps import best_line, sweep_markdown
 from nightbridge.report.tables import junit_xml, markdown_table
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 from nightbridge.tasks.events import send_report_events
 from nightbridge.tasks.prefect_calls import artifact_key, show, show_markdown
-from nightbridge.tasks.site import store_of
+from nightbridge.tasks.site_access import store_of
 from nightbridge.tasks.stage import never_reused, stage
 
 

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from nightbridge.attribution.attribution_plan import AttributionPlan
+from nightbridge.attribution.attribution_result import ExchangeRun, next_designs
 from nightbridge.attribution.axes import Factor
-from nightbridge.attribution.belief import Design
-from nightbridge.attribution.plan import AttributionPlan
-from nightbridge.attribution.result import ExchangeRun, next_designs
+from nightbridge.attribution.factor_search import Design
 from nightbridge.bisect.search import BisectPolicy, Levels
 from nightbridge.files import write_model
 from nightbridge.gate.decisions import Decision
-from nightbridge.gate.verdict import compare
+from nightbridge.gate.run_verdict import compare
 from nightbridge.harvest.manifest import Manifest, commit_manifest
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import (
@@ -55,7 +55,7 @@ from nightbridge.models import (
 from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
 from nightbridge.slurm.attempt_files import SUBMISSION_FILE, Submission
 from nightbridge.store.checksum import sha256_hex
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 
 STEPS = 50
 WARMUP = 10

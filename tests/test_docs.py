@@ -22,7 +22,7 @@ import yaml
 
 from nightbridge.cli import main as cli
 from nightbridge.gate.accept import accept
-from nightbridge.gate.verdict import compare
+from nightbridge.gate.run_verdict import compare
 from nightbridge.history.history_store import put_row
 from nightbridge.history.rows import row_of
 from nightbridge.models import ClusterSettings, RunRecord, StoreSettings, utc_now

@@ -77,7 +77,9 @@ def test_a_wheel_holds_one_package_with_the_code_of_the_linked_folders(wheel: Pa
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
 
     assert {name.partition("/")[0] for name in names} == {"nightbridge"}
-    assert {"nightbridge/flows/nightly.py", "nightbridge/tasks/prepare.py", "nightbridge/blocks/site.py"} <= {*names}
+    assert {"nightbridge/flows/nightly.py", "nightbridge/tasks/prepare.py", "nightbridge/blocks/site_block.py"} <= {
+        *names
+    }
 
 
 @pytest.mark.thorough

@@ -124,7 +124,9 @@ class MountedStore(DirectoryStore):
         super().__init__(settings.model_copy(update={"url": settings.url.replace("mounted:", "file:")}))
 ''',
     )
-    copy.insert("store/protocol.py", r"\nSTORES = \{\n", '    "mounted": "nightbridge.store.mounted:MountedStore",\n')
+    copy.insert(
+        "store/object_store.py", r"\nSTORES = \{\n", '    "mounted": "nightbridge.store.mounted:MountedStore",\n'
+    )
 
     listing = program("doctor", "--store", f"mounted://{copy.folder}/store")
 

@@ -1,6 +1,7 @@
 """Attribution: which change made a test worse, on every axis that a run has.
 
-`axes` finds what changed, `belief` chooses the runs, `plan` keeps the question, `result` sums up.
+`axes` finds what changed, `factor_search` chooses the runs, `attribution_plan` keeps what is searched,
+`attribution_result` sums up.
 
 Nothing is run here: `flows/attribute.py` does.
 """

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from nightbridge.attribution.belief import Design
+from nightbridge.attribution.factor_search import Design
 from nightbridge.bisect.plan import REPOSITORIES, Searched
 from nightbridge.gate.control import pinned_image, run_at
 from nightbridge.gate.nodes import ABOUT_NODES, node_names, on_nodes

@@ -33,7 +33,7 @@ from nightbridge.gate.control import run_at
 from nightbridge.history.nightly_values import night_value, nights_of
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, Pin
 from nightbridge.models import GOOD_VERDICTS, Bump, GitRepo, Model, RangeCommit, RunRecord, RunSpec, StoredModel
-from nightbridge.store.protocol import ObjectStore, read_stored
+from nightbridge.store.object_store import ObjectStore, read_stored
 
 Repository = Literal["megatron_bridge", "nemo_run"]
 REPOSITORIES: dict[Repository, str] = {"megatron_bridge": "Megatron-Bridge", "nemo_run": "NeMo-Run"}

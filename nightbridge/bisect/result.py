@@ -17,7 +17,7 @@ from nightbridge.history.rows import gpu_hours, measured, other_losses
 from nightbridge.models import Model, RunRecord, StoredModel, Verdict, VerdictStatus
 from nightbridge.models.base import slug_in
 from nightbridge.numbers import format_change, format_count, format_value
-from nightbridge.store.protocol import ObjectStore, read_stored
+from nightbridge.store.object_store import ObjectStore, read_stored
 
 # No evidence about the commit: the point is run again.
 NOTHING_SAID = frozenset({VerdictStatus.INFRASTRUCTURE, VerdictStatus.CANCELLED})

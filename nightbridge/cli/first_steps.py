@@ -283,7 +283,7 @@ def demo(
             subject=str(examples),
             advice="Clone the repository of nightbridge and run `make demo` there",
         )
-    from nightbridge.launch.plan import check_workspace
+    from nightbridge.launch.launch_plan import check_workspace
     from nightbridge.models import SiteChoice
     from nightbridge.models.verdict import exit_code_of
 

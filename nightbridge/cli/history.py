@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from nightbridge.bisect.plan import Repository
     from nightbridge.models import Site, SiteChoice
     from nightbridge.report.queries import TestHistory
-    from nightbridge.store.protocol import ObjectStore
+    from nightbridge.store.object_store import ObjectStore
 
 MetricOption = Annotated[
     str | None, typer.Option("--metric", help="Which metric, failure or losses; what broke or became worse last.")
@@ -415,8 +415,8 @@ def attribute(
     """
     from pydantic import ValidationError
 
-    from nightbridge.attribution.plan import AttributionRequest
-    from nightbridge.attribution.result import result_lines, sentence
+    from nightbridge.attribution.attribution_plan import AttributionRequest
+    from nightbridge.attribution.attribution_result import result_lines, sentence
     from nightbridge.flows import attribute_regression
     from nightbridge.models import slug
     from nightbridge.tasks.attribute import cost_of
@@ -482,7 +482,7 @@ def try_change(
     Exit code 0 when it is as good or better, 1 when it is worse or undecided, 3 when it fails, 4 when the control does.
     """
     from nightbridge.flows import try_change
-    from nightbridge.gate.trial import EXIT_CODES, markdown
+    from nightbridge.gate.paired_trial import EXIT_CODES, markdown
 
     check_folder(page)
     note_no_site(choice)

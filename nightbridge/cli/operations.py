@@ -81,8 +81,8 @@ def watchdog(
     raises no alert. Exit code 0 when every verdict is there, 4 when one is missing or cannot be looked up, or the
     alert cannot be sent, 2 for invalid input.
     """
+    from nightbridge.nights.missing_verdicts import look, notice_of, trial_notice, watch_lines, watch_settings
     from nightbridge.nights.prefect_api import configured_server
-    from nightbridge.nights.watchdog import look, notice_of, trial_notice, watch_lines, watch_settings
 
     wanted = watch_settings(by, timezone=timezone, files=files or (), days=days)
     site = load_site(choice)

@@ -16,7 +16,7 @@ from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:
     from nightbridge.models import SecretRef, Site, SiteChoice
-    from nightbridge.store.protocol import ObjectStore
+    from nightbridge.store.object_store import ObjectStore
 
 SITE_VARIABLE = "NIGHTBRIDGE_SITE"
 """The environment variable that names the site file."""
@@ -130,7 +130,7 @@ def _knock_at_server(choice: "SiteChoice") -> None:
 
 def open_site_store(site: "Site") -> "ObjectStore":
     """Open the site's store."""
-    from nightbridge.store.protocol import open_store
+    from nightbridge.store.object_store import open_store
 
     settings = site.store_settings
     return open_store(settings, block_values(settings.access_key, settings.secret_key))
@@ -161,7 +161,7 @@ def block_values(*secrets: "SecretRef | None") -> Callable[[str], str] | None:
     if not any(secret and secret.source == "block" for secret in secrets):
         return None
     from nightbridge.flows.server import reach_server
-    from nightbridge.tasks.site import block_value
+    from nightbridge.tasks.site_access import block_value
 
     reach_server()
     return block_value

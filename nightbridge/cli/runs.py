@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from nightbridge.nights.status import RunStatus
     from nightbridge.slurm.attempt_files import AttemptContext
     from nightbridge.slurm.protocol import Cluster
-    from nightbridge.store.protocol import ObjectStore
+    from nightbridge.store.object_store import ObjectStore
 
 
 LAST_LINES = 30

@@ -110,7 +110,7 @@ def render(
     No checkout is needed: the launcher's version comes from the pin, and folders are placeholders.
     """
     from nightbridge import config
-    from nightbridge.launch.plan import placeholder_plan
+    from nightbridge.launch.launch_plan import placeholder_plan
     from nightbridge.masking import MASK
     from nightbridge.rules import check_scenario
 

@@ -19,8 +19,8 @@ from nightbridge.config.scenarios import load, runs
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.hetero import ENCODER, LANGUAGE_MODEL, OFFSET, PROGRAMS, SHARDS
 from nightbridge.launch.hetero_arguments import PASSED, HeteroArguments, option_of_field
+from nightbridge.launch.launch_plan import placeholder_plan
 from nightbridge.launch.parser_source import newest_parser
-from nightbridge.launch.plan import placeholder_plan
 from nightbridge.launch.shell_script import Launch, read_launch
 from nightbridge.models import Model, Scenario, Site, SweepAxis, TestDefinition
 from nightbridge.models.series import number_in

@@ -31,7 +31,7 @@ from nightbridge.history.reading import has_rows, read_history
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GOOD_VERDICTS, MetricName, VerdictStatus, is_day, utc_now
 from nightbridge.models.metrics import METRIC_BY_NAME
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 
 BAD = frozenset({VerdictStatus.REGRESSED, VerdictStatus.UNSTABLE})
 

@@ -26,7 +26,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import MetricName, Model, StoredModel, VerdictStatus
 from nightbridge.models.metrics import METRIC_BY_NAME
-from nightbridge.store.protocol import ObjectStore, read_stored
+from nightbridge.store.object_store import ObjectStore, read_stored
 
 ROOT = "decisions"
 WITHDRAWN = ".withdrawn"

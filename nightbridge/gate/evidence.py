@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 from nightbridge.errors import DamagedData, PermanentError
 from nightbridge.gate.decisions import Decision, as_of, is_accepted, is_left_out, passed_by_ended, read_decisions
 from nightbridge.gate.numerics import compare_numerics, is_of_earlier_night
+from nightbridge.gate.run_verdict import beside
 from nightbridge.gate.suspects import requested_changes
 from nightbridge.gate.tonight import Evidence, NightlyParity
-from nightbridge.gate.verdict import beside
 from nightbridge.goldens.goldens import (
     ITERATION_TIME,
     LOSS,
@@ -51,7 +51,7 @@ from nightbridge.history.nightly_values import changed_topology, good_runs_befor
 from nightbridge.history.reading import find_series, is_good, read_history, read_recent
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, row_of
 from nightbridge.models import Limits, MetricName, ReferenceResult, RunRecord, Summary, Verdict, VerdictStatus
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
     import pandas as pd

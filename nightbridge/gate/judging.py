@@ -5,16 +5,16 @@ from typing import NamedTuple
 
 from nightbridge.gate.control import PROOF
 from nightbridge.gate.evidence import CanarySeries, Contract, gather_evidence
+from nightbridge.gate.run_verdict import compare
 from nightbridge.gate.suspects import CommitsBetween, find_suspects
 from nightbridge.gate.tonight import Evidence
-from nightbridge.gate.verdict import compare
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.history_store import put_row
 from nightbridge.history.reading import read_history, read_recent
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import EXIT_CODES, GOOD_VERDICTS, RunRecord, Verdict
 from nightbridge.numbers import format_count
-from nightbridge.store.protocol import ObjectStore, read_stored
+from nightbridge.store.object_store import ObjectStore, read_stored
 
 
 class Rejudged(NamedTuple):

@@ -27,7 +27,7 @@ from nightbridge.history.rows import HistoryRow, facts_of, good_for
 from nightbridge.launch.config_container import ConfigContainer, container_differences, load_yaml
 from nightbridge.models import RangeCommit, RepositoryChange, RunRecord, Suspects, ValueChange, Verdict, VerdictStatus
 from nightbridge.models.series import NOT_IN_ARGUMENTS, NOT_IN_ENVIRONMENT, NOT_IN_OVERRIDES
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 
 NEEDS_SUSPECTS = frozenset(
     {

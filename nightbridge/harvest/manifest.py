@@ -15,7 +15,7 @@ from pydantic_core import to_json
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.models import Job, Model, RunRecord, RunSpec, StoredFile, StoredModel
 from nightbridge.store.checksum import FileDigest, sha256_hex
-from nightbridge.store.protocol import ObjectInfo, ObjectStore, read_stored
+from nightbridge.store.object_store import ObjectInfo, ObjectStore, read_stored
 from nightbridge.store.transfers import in_parallel
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ from nightbridge.models import (
     utc_now,
 )
 from nightbridge.outputs.measurements import MeasuredRun, RunToMeasure, measure_run
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 from nightbridge.store.transfers import Progress
 
 SCRATCH = ".harvest-"

@@ -30,7 +30,7 @@ from nightbridge.harvest.selection import stored_save_dirs, untracked_save_dirs
 from nightbridge.models import StoredFile
 from nightbridge.outputs.checkpoints import TRACKER, TRACKERS, TRAIN_STATE
 from nightbridge.store.checksum import sha256_of_file
-from nightbridge.store.protocol import ObjectStore, checked_key
+from nightbridge.store.object_store import ObjectStore, checked_key
 from nightbridge.store.transfers import FILES, WORKERS, Meter, Progress, in_parallel
 
 STREAMS = min(16, max(4, 2 * len(os.sched_getaffinity(0))))
@@ -66,7 +66,7 @@ Write = Callable[[int, memoryview], None]
 """Takes bytes of a file and where in it they begin."""
 
 
-class _Part(NamedTuple):
+class _Range(NamedTuple):
     """A range of an object; `sha256` None where only the checksum of the whole is known."""
 
     number: int
@@ -90,7 +90,7 @@ def verify_content(store: ObjectStore, prefix: str, on_progress: Callable[[Progr
     with ThreadPoolExecutor(STREAMS, thread_name_prefix="nightbridge-ranges") as pool:
 
         def check(file: StoredFile) -> str:
-            reader = _Reader(store, f"{prefix}/{file.path}", lambda received: None)
+            reader = _RangeReader(store, f"{prefix}/{file.path}", lambda received: None)
             try:
                 reader.check_size(file, sizes)
                 digests = _of_each_range(
@@ -170,7 +170,7 @@ def fetch_run(
         def fetch(numbered: tuple[int, StoredFile]) -> None:
             number, file = numbered
             path = paths[number]
-            reader = _Reader(store, f"{prefix}/{file.path}", lambda received: meter.moved(number, received))
+            reader = _RangeReader(store, f"{prefix}/{file.path}", lambda received: meter.moved(number, received))
             # Of large files fewer are written at once: their ranges share the same few streams.
             with turns if file.part_size else contextlib.nullcontext(), _write_errors(path):
                 if not _is_there(path, file):
@@ -238,7 +238,7 @@ def _prefix_of(path: Path) -> str:
         return ""
 
 
-class _Reader:
+class _RangeReader:
     """Reads ranges of one object, again where the connection breaks, and checks what arrives part by part."""
 
     def __init__(self, store: ObjectStore, key: str, on_received: Callable[[int], None]) -> None:
@@ -260,7 +260,7 @@ class _Reader:
         if found.size != file.size:
             raise _differs(self.subject, f": {found.size} bytes, expected {file.size}")
 
-    def read(self, parts: Sequence[_Part], write: Write) -> Iterator[bytes]:
+    def read(self, parts: Sequence[_Range], write: Write) -> Iterator[bytes]:
         """Pass on the bytes of adjacent parts, with one request for all; yields the SHA-256 of each that is whole.
 
         Raises:
@@ -276,7 +276,7 @@ class _Reader:
                 arrivals += 1
             yield digest
 
-    def _receive(self, parts: Sequence[_Part], write: Write) -> Iterator[bytes]:
+    def _receive(self, parts: Sequence[_Range], write: Write) -> Iterator[bytes]:
         chunks = self._chunks(parts[0].start, parts[-1].end)
         chunk = memoryview(b"")
         for part in parts:
@@ -323,7 +323,7 @@ def _is_there(path: Path, file: StoredFile) -> bool:
     return same_size and sha256_of_file(path, file.part_size) == file.sha256
 
 
-def _restore(reader: _Reader, pool: ThreadPoolExecutor, file: StoredFile, path: Path) -> None:
+def _restore(reader: _RangeReader, pool: ThreadPoolExecutor, file: StoredFile, path: Path) -> None:
     parts = _parts(file)
     # The name of its own may leave no room for more.
     name = hashlib.sha256(os.fsencode(path.name)).hexdigest()
@@ -337,7 +337,7 @@ def _restore(reader: _Reader, pool: ThreadPoolExecutor, file: StoredFile, path: 
                 written = os.pwrite(descriptor, chunk, start)
                 start, chunk = start + written, chunk[written:]
 
-        def restore(parts: Sequence[_Part]) -> list[bytes]:
+        def restore(parts: Sequence[_Range]) -> list[bytes]:
             if not is_begun:
                 return list(reader.read(parts, write))
             digests: list[bytes] = []
@@ -356,12 +356,12 @@ def _restore(reader: _Reader, pool: ThreadPoolExecutor, file: StoredFile, path: 
         partial.replace(path)
 
 
-def _parts(file: StoredFile) -> list[_Part]:
+def _parts(file: StoredFile) -> list[_Range]:
     step, digests = file.part_size or file.size, base64.b64decode(file.part_digests)
     if not file.part_size:
         digests = bytes.fromhex(file.sha256)
     return [
-        _Part(number, start, min(start + step, file.size), digests[number * DIGEST : (number + 1) * DIGEST] or None)
+        _Range(number, start, min(start + step, file.size), digests[number * DIGEST : (number + 1) * DIGEST] or None)
         for number, start in enumerate(range(0, file.size, step or 1))
     ]
 
@@ -378,7 +378,7 @@ def _differs(subject: str, how: str = "") -> DamagedData:
 
 
 def _of_each_range(
-    pool: ThreadPoolExecutor, function: Callable[[Sequence[_Part]], list[bytes]], parts: Sequence[_Part]
+    pool: ThreadPoolExecutor, function: Callable[[Sequence[_Range]], list[bytes]], parts: Sequence[_Range]
 ) -> list[bytes]:
     if len(parts) <= 1:
         return function(parts) if parts else []
@@ -411,7 +411,7 @@ def _opened_alone(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _is_on_disk(descriptor: int, part: _Part) -> bool:
+def _is_on_disk(descriptor: int, part: _Range) -> bool:
     """Whether an earlier fetch had a part; unknown where the manifest has no digest of it, and then it had not."""
     digest, at = hashlib.sha256(), part.start
     while part.sha256 and (piece := os.pread(descriptor, min(CHUNK, part.end - at), at)):

@@ -32,7 +32,7 @@ from nightbridge.outputs.checkpoints import (
 )
 from nightbridge.outputs.deep_check import load_with_torch
 from nightbridge.outputs.experiment import RunOutput
-from nightbridge.store.protocol import checked_key
+from nightbridge.store.object_store import checked_key
 
 _STORED_CHECKPOINT = re.compile(rf"(checkpoints/(?:(?!{LOADER_STATES}/)[^/]+/)*?)iter_(\d{{7,18}})/", re.ASCII)
 """The folder that a stored checkpoint is in, and its iteration."""

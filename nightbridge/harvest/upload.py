@@ -23,7 +23,7 @@ from nightbridge.masking import copy_masked
 from nightbridge.models import Checkpoint, Model, StoredFile
 from nightbridge.outputs.event_files import sound_length
 from nightbridge.store.checksum import FileSource, Stamp, part_size
-from nightbridge.store.protocol import ObjectStore, checked_key
+from nightbridge.store.object_store import ObjectStore, checked_key
 from nightbridge.store.transfers import FILES, WORKERS, Meter, Progress, in_parallel
 
 TEXT_KINDS = frozenset({"log", "config", "summary"})

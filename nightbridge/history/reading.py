@@ -34,7 +34,7 @@ from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, row_of, tabl
 from nightbridge.launch.config_container import ConfigContainer, parse_container
 from nightbridge.models import GOOD_VERDICTS, RunSpec, StoredModel, Verdict, has_date, slug, utc_now
 from nightbridge.models.series import former_series_id, series_id
-from nightbridge.store.protocol import ObjectStore, read_stored
+from nightbridge.store.object_store import ObjectStore, read_stored
 
 ALIASES = "aliases"
 

@@ -26,7 +26,7 @@ from nightbridge.images.enroot import (
     remove_leftovers,
     unfinished,
 )
-from nightbridge.images.on_node import NodeImporter
+from nightbridge.images.node_import import NodeImporter
 from nightbridge.images.registry import ImageReference, parse_reference
 from nightbridge.locking import get_or_create, lease
 from nightbridge.models import Image, RunSpec, Site, StoredModel, utc_now

@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 from nightbridge.errors import DamagedData
 from nightbridge.models import Model
 from nightbridge.nights.records import Night, read_night
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 
 
 class MissingCause(enum.StrEnum):

@@ -44,7 +44,7 @@ from nightbridge.models import (
     utc_now,
     worst_status,
 )
-from nightbridge.store.protocol import ObjectStore, read_stored
+from nightbridge.store.object_store import ObjectStore, read_stored
 from nightbridge.store.transfers import in_parallel
 
 _NIGHT_ID: TypeAdapter[str] = TypeAdapter(NightId)

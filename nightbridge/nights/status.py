@@ -20,7 +20,7 @@ from nightbridge.slurm.attempt_files import Submission, claiming_submission, rea
 from nightbridge.slurm.attempts import attempts_of
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.states import ACTIVE, TERMINAL, waiting_words
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 from nightbridge.store.transfers import in_parallel
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ _CHECKPOINT = re.compile(r"iter_\d{7,}")
 _EVENT_FILE = "tfevents"
 _LOG_SUFFIX = ".out"
 EVENT_FOLDER = "tb_logs"
-"""The folder of the event files, below the job's folder or a run's own output folder (`launch/plan.py`)."""
+"""The folder of the event files, below the job's folder or a run's own output folder (`launch/launch_plan.py`)."""
 _PROFILE_FOLDERS = frozenset(("nsys_profile", "pytorch_profile", "torch_profile", "chakra"))
 """nsys writes into the first; PyTorch's profiler beside the event files, its memory snapshots into the second."""
 _PROFILES = ("snapshot*.pickle", "*.pt.trace.json*")

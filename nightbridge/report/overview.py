@@ -23,7 +23,7 @@ from nightbridge.nights.records import Night, NightVerdict, find_nights, newest_
 from nightbridge.numbers import format_change, format_count, format_value
 from nightbridge.report.charts import NightPoint, PointKind, sparkline
 from nightbridge.report.tables import STATUS_WORDS, cause_of, gravest_first, short_reason
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 from nightbridge.store.transfers import in_parallel
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jinja2
 
-from nightbridge.gate.verdict import OUTCOMES
+from nightbridge.gate.run_verdict import OUTCOMES
 from nightbridge.history.nightly_values import NightRuns, good_runs_before, night_value, nights_of, repeats_of, up_to
 from nightbridge.history.rows import HistoryRow, Pin
 from nightbridge.models import GOOD_VERDICTS, Verdict, VerdictStatus

@@ -9,8 +9,8 @@ from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import read_decisions
 from nightbridge.gate.evidence import Contract, own_bands, read_scalars, run_values
 from nightbridge.gate.judging import judge
+from nightbridge.gate.run_verdict import compare_with
 from nightbridge.gate.trend import Trend, trends
-from nightbridge.gate.verdict import compare_with
 from nightbridge.harvest.manifest import foreign_objects, last_attempt, load_record, read_manifest
 from nightbridge.harvest.restore import verify_run
 from nightbridge.history.nightly_values import rows_until
@@ -20,7 +20,7 @@ from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict
 from nightbridge.nights.records import like_test, read_verdict
 from nightbridge.numbers import format_percent
 from nightbridge.report.tables import point_of
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 from nightbridge.store.transfers import Progress
 
 if TYPE_CHECKING:

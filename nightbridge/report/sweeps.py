@@ -32,7 +32,7 @@ from nightbridge.numbers import format_count, format_value
 from nightbridge.report.charts import ChosenPoint, choice_chart
 from nightbridge.report.tables import STATUS_WORDS, format_choice, format_point, gravest_first, markdown_text
 from nightbridge.rules import grid_of
-from nightbridge.rules.sweeps import skipped_parts
+from nightbridge.rules.sweep_points import skipped_parts
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -18,8 +18,8 @@ from nightbridge.launch.flags import (
     text_of,
     version_of_ref,
 )
+from nightbridge.launch.launch_plan import RECIPE_STEPS, WANDB, unknown_flags, unsafe_values, wandb_text, wrong_choices
 from nightbridge.launch.parser_source import launcher_of
-from nightbridge.launch.plan import RECIPE_STEPS, WANDB, unknown_flags, unsafe_values, wandb_text, wrong_choices
 from nightbridge.launch.resources import oversized_checkpoint, parameters_of, resumed_from, trains_adapters
 from nightbridge.launch.shipped import pinned_recipes, released_recipes
 from nightbridge.models import HarvestPolicy, TestDefinition

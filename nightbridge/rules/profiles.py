@@ -31,7 +31,7 @@ from nightbridge.rules import (
     config_container_extra,
     config_container_runtime,
     config_container_training,
-    hetero,
+    hetero_rules,
     launcher,
     megatron_core,
     required,
@@ -48,7 +48,7 @@ from nightbridge.rules.rule import (
     violations_of,
     with_places,
 )
-from nightbridge.rules.sweeps import (
+from nightbridge.rules.sweep_points import (
     MAX_OUTCOMES,
     MAX_REPEATED,
     MAX_RUNS,
@@ -77,7 +77,7 @@ PROFILES: Mapping[Compat, RunRules] = {
 The rules of the launcher and the site hold in both: no verdict of another tool makes them pass.
 """
 
-HETERO_RULES: RunRules = rules_in(site_rules, hetero)
+HETERO_RULES: RunRules = rules_in(site_rules, hetero_rules)
 """The rules of a heterogeneous-parallel test: the site's, and its own."""
 
 CONTAINER_RULES: tuple[Rule[ConfigContainer], ...] = rules_in(

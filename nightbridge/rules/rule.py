@@ -23,8 +23,8 @@ from nightbridge.launch.config_container import ConfigContainer
 from nightbridge.launch.config_schema import ConfigSchema, released_schema
 from nightbridge.launch.config_source import read_schema
 from nightbridge.launch.flags import HEAD, KnownFlags, Version, items_of, known_in, version_for_pin
+from nightbridge.launch.launch_plan import launcher_version
 from nightbridge.launch.parser_source import known_flags, launcher_of
-from nightbridge.launch.plan import launcher_version
 from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus
 from nightbridge.models import Checkout, ClusterLimits, Severity, TestDefinition, Violation
 

@@ -16,7 +16,7 @@ from nightbridge.files import create_exclusively, flush_folder, write_atomically
 from nightbridge.models import StoreSettings
 from nightbridge.secrets import BlockValue
 from nightbridge.store.checksum import FileSource, sha256_of_file
-from nightbridge.store.protocol import ObjectInfo, checked_folder, checked_key, write_read_delete
+from nightbridge.store.object_store import ObjectInfo, checked_folder, checked_key, write_read_delete
 
 CHUNK = 1 << 20
 

@@ -28,7 +28,7 @@ from nightbridge.errors import DamagedData, InvalidInput, PermanentError, Transi
 from nightbridge.models import StoreSettings
 from nightbridge.secrets import BlockValue
 from nightbridge.store.checksum import FileSource, sha256_hex
-from nightbridge.store.protocol import ObjectInfo, checked_folder, checked_key, write_read_delete
+from nightbridge.store.object_store import ObjectInfo, checked_folder, checked_key, write_read_delete
 from nightbridge.store.s3_client import (
     TAKEN_ADVICE,
     Connection,

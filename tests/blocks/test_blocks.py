@@ -104,7 +104,7 @@ class TestSiteBlock:
 
     def test_a_block_s_own_slurm_can_be_asked_another_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
         saved = SiteBlock(workspace="/shared/nightbridge", cluster=SlurmCluster(name="eos", account="nemo"))
-        monkeypatch.setattr("nightbridge.blocks.site._load", lambda kind, name, otherwise: saved)
+        monkeypatch.setattr("nightbridge.blocks.site_block._load", lambda kind, name, otherwise: saved)
 
         cluster = load_site(SiteChoice(system="eos", cluster="pyslurm")).cluster
 
@@ -172,7 +172,7 @@ def test_blocks_that_the_last_release_saved_still_load(prefect_server: PrefectSe
     script.write_text(
         "from nightbridge.blocks import load_site\n"
         "from nightbridge.models import SiteChoice\n"
-        "from nightbridge.tasks.site import block_value\n"
+        "from nightbridge.tasks.site_access import block_value\n"
         "site = load_site(SiteChoice(system='eos-site'))\n"
         "print(site.model_dump_json())\n"
         "print(block_value(site.git_credentials.name))\n"
@@ -216,7 +216,7 @@ def test_a_saved_store_refers_to_its_secrets_by_name(prefect_server: PrefectServ
     script = tmp_path / "save.py"
     script.write_text(
         "from nightbridge.blocks import HarvestStore\n"
-        "from nightbridge.tasks.site import block_value\n"
+        "from nightbridge.tasks.site_access import block_value\n"
         "HarvestStore(url='s3://a/b', secret_access_key='planted-token').save('night', overwrite=True)\n"
         "settings = HarvestStore.load('night').settings()\n"
         "assert 'planted-token' not in settings.model_dump_json(), settings\n"
@@ -241,7 +241,7 @@ def test_a_saved_image_cache_refers_to_its_credentials_and_the_stage_finds_them(
     script.write_text(
         "from nightbridge.blocks import ImageCache, SiteBlock\n"
         "from nightbridge.secrets import resolve_secret\n"
-        "from nightbridge.tasks.site import block_value\n"
+        "from nightbridge.tasks.site_access import block_value\n"
         "lines = 'machine nvcr.io login $oauthtoken password planted-token'\n"
         "ImageCache(temp='/local', credentials=lines, import_on='node').save('images', overwrite=True)\n"
         "site = SiteBlock(images=ImageCache.load('images')).settings()\n"
@@ -268,7 +268,7 @@ def test_saved_notifications_refer_to_their_secrets_and_a_notice_is_sent_with_th
         "import sys\n"
         "from nightbridge.blocks import Notifications, SiteBlock\n"
         "from nightbridge.notify import Notice, notify\n"
-        "from nightbridge.tasks.site import block_value\n"
+        "from nightbridge.tasks.site_access import block_value\n"
         "Notifications(webhook=sys.argv[1], mail_to=[]).save('people', overwrite=True)\n"
         "site = SiteBlock(notifications=Notifications.load('people')).settings()\n"
         "assert 'planted-token' not in site.model_dump_json(), site\n"
@@ -295,7 +295,7 @@ def test_saved_repositories_refer_to_their_credentials_and_git_logs_in_with_them
         "from pathlib import Path\n"
         "from nightbridge.blocks import SiteBlock, SourceRepositories\n"
         "from nightbridge.repos.mirrors import Mirror\n"
-        "from nightbridge.tasks.site import site_logins\n"
+        "from nightbridge.tasks.site_access import site_logins\n"
         "lines = 'machine 127.0.0.1 login reader password planted-token'\n"
         "SourceRepositories(credentials=lines).save('code', overwrite=True)\n"
         "site = SiteBlock(workspace=sys.argv[2], repositories=SourceRepositories.load('code')).settings()\n"

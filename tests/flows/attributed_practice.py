@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.practice.repositories import PracticeRepositories, make_practice_repositories
-from nightbridge.attribution.result import AttributionResult
+from nightbridge.attribution.attribution_result import AttributionResult
 from nightbridge.embedded.jobs import all_jobs
 from nightbridge.flows import attribute_regression, run_pipeline
 from nightbridge.models import StoreSettings, VerdictStatus

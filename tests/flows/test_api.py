@@ -18,12 +18,12 @@ from prefect.settings import (
 
 import nightbridge
 from nightbridge import flows
-from nightbridge.attribution.result import AttributionResult
+from nightbridge.attribution.attribution_result import AttributionResult
 from nightbridge.bisect.result import BisectResult
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.flows import nightly_regression, run_pipeline
 from nightbridge.flows.trial import run_of
-from nightbridge.gate.trial import ProposedChange, Trial
+from nightbridge.gate.paired_trial import ProposedChange, Trial
 from nightbridge.goldens.parity import Parity
 from nightbridge.models import NightReport, SweepResult, Verdict
 from nightbridge.report.queries import TestHistory, Verification

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from examples.practice.repositories import add_submodule, bump_submodule, commit_many
-from nightbridge.attribution.result import AttributionResult, sentence
+from nightbridge.attribution.attribution_result import AttributionResult, sentence
 from nightbridge.flows import nightly_regression
 from nightbridge.history.reading import find_series, read_history
 from nightbridge.models import VerdictStatus

@@ -17,7 +17,7 @@ from examples.practice.repositories import (
     commit_many,
     commit_nemo_run,
 )
-from nightbridge.attribution.result import AttributionResult, sentence
+from nightbridge.attribution.attribution_result import AttributionResult, sentence
 from tests.flows.attributed_practice import SLOW, TEST, Practice
 from tests.flows.practice_night import NIGHTBRIDGE
 from tests.real.prefect_server import PrefectServer

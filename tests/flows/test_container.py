@@ -17,7 +17,7 @@ import pytest
 from examples.practice.repositories import make_practice_repositories
 from nightbridge.config.scenarios import load, runs
 from nightbridge.images.image import pull_image
-from nightbridge.launch.plan import make_plan
+from nightbridge.launch.launch_plan import make_plan
 from nightbridge.models import (
     CheckpointState,
     ClusterSettings,

@@ -26,7 +26,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.flows.deploy import Request, deploy, main, start_night, without_server
 from nightbridge.models import SiteChoice, StoreSettings, utc_now
 from nightbridge.nights.records import NightStart, record_start
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 from tests.real.prefect_server import PrefectServer
 
 ROOT = Path(__file__).parents[2]

@@ -45,7 +45,7 @@ from nightbridge.nights.liveness import alive, alive_path, last_sign
 from nightbridge.nights.records import NightPlan, NightStart, read_end, write_plan
 from nightbridge.slurm.attempt_files import open_attempt
 from nightbridge.slurm.factory import open_cluster
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 from nightbridge.tasks.night import PLAN_LABEL
 from tests.nights.installation import descendants
 from tests.real.prefect_harness import STRAIGHT, deploy

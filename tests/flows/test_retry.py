@@ -20,8 +20,8 @@ from prefect.flow_engine import run_flow
 from prefect.states import AwaitingRetry, Completed
 
 from examples.practice.repositories import PracticeRepositories, commit_behaviour
-from nightbridge.attribution.plan import keep_plan
-from nightbridge.attribution.result import evaluate, keep_result
+from nightbridge.attribution.attribution_plan import keep_plan
+from nightbridge.attribution.attribution_result import evaluate, keep_result
 from nightbridge.flows.final_states import result_of
 from nightbridge.flows.nightly import _attributed, _verdict_of, nightly
 from nightbridge.models import (
@@ -39,9 +39,9 @@ from nightbridge.models.site import Budget
 from nightbridge.nights.records import NightPlan, NightStart, NightTest, find_nights, record_end, record_start
 from nightbridge.slurm.attempt_files import AttemptContext
 from nightbridge.slurm.attempts import AttemptRequest, choose_attempt, next_attempt, record_ended
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 from nightbridge.tasks.context import NightContext
-from nightbridge.tasks.site import store_of
+from nightbridge.tasks.site_access import store_of
 from tests.builders import ATTRIBUTION_PLAN, exchange_runs, make_job, make_record, make_verdict
 from tests.flows.practice_night import SAMPLES, Entry, write_scenario, write_site
 

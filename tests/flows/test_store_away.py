@@ -13,7 +13,7 @@ from nightbridge.harvest.manifest import load_record
 from nightbridge.models import Job, JobState, LaunchPlan, RunRecord, Site, utc_now
 from nightbridge.slurm.attempt_files import read_cancellation
 from nightbridge.slurm.factory import open_cluster
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 from nightbridge.tasks.harvest import harvest
 from nightbridge.tasks.job import watch
 from nightbridge.tasks.stage import DELAY_VARIABLE

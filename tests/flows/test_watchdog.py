@@ -12,7 +12,7 @@ import pytest
 from nightbridge.flows.watchdog import watchdog
 from nightbridge.models import NightReport, Site, Verdict, VerdictStatus, utc_now
 from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 from tests.real.notify_servers import webhook_server
 from tests.real.prefect_server import PrefectServer
 

@@ -43,7 +43,7 @@ from nightbridge.prune import (
     size_of,
 )
 from nightbridge.slurm.attempt_files import note_waiting
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 from tests.hostile import deep_folders
 
 

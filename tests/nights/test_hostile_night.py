@@ -22,7 +22,7 @@ from nightbridge.harvest.upload import upload
 from nightbridge.models import GOOD_VERDICTS, NightReport, StoreSettings, Verdict, VerdictStatus
 from nightbridge.outputs import checkpoints, experiment, measurements
 from nightbridge.outputs.reader_process import read_in_child
-from nightbridge.store.protocol import ObjectStore, open_store
+from nightbridge.store.object_store import ObjectStore, open_store
 from tests.flows.practice_night import Entry, write_scenario, write_site
 from tests.flows.test_secrets import spellings
 from tests.nights import timed_readers

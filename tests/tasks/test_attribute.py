@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.attribution.result import evaluate, keep_result
+from nightbridge.attribution.attribution_result import evaluate, keep_result
 from nightbridge.bisect.plan import BisectPlan
 from nightbridge.bisect.search import BisectPolicy
 from nightbridge.errors import InvalidInput
@@ -13,7 +13,7 @@ from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import RangeCommit, Site, VerdictStatus, utc_now
 from nightbridge.tasks import attribute
 from nightbridge.tasks.attribute import earlier_result, plan_descent
-from nightbridge.tasks.site import store_of
+from nightbridge.tasks.site_access import store_of
 from tests.builders import ATTRIBUTION_PLAN, exchange_runs, make_record, make_summary, make_verdict
 
 

@@ -14,7 +14,7 @@ from nightbridge.slurm.attempt_files import declare_intent
 from nightbridge.slurm.attempts import ENDED_FILE, next_attempt, record_ended
 from nightbridge.tasks import bisect
 from nightbridge.tasks.bisect import begun_points, dearer, find_plan
-from nightbridge.tasks.site import store_of
+from nightbridge.tasks.site_access import store_of
 from tests.builders import ATTRIBUTION_PLAN, make_record
 
 

@@ -36,7 +36,7 @@ from nightbridge.tasks.cancel import (
 )
 from nightbridge.tasks.context import interrupted_together
 from nightbridge.tasks.night import PLAN_LABEL
-from nightbridge.tasks.site import store_of
+from nightbridge.tasks.site_access import store_of
 from tests.builders import make_test
 
 Answer = Callable[[bool], None]

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from nightbridge.attribution.result import evaluate, keep_result
+from nightbridge.attribution.attribution_result import evaluate, keep_result
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.gate.nodes import on_nodes
-from nightbridge.gate.trial import ProposedChange, plan_trial, trial_arm
+from nightbridge.gate.paired_trial import ProposedChange, plan_trial, trial_arm
 from nightbridge.models import Budget, ControlArm, NightReport, Site, VerdictStatus
 from nightbridge.nights.records import new_night, read_verdict, record_end
 from nightbridge.slurm.attempts import next_attempt
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 from nightbridge.tasks.compare import (
     Spending,
     Wanted,
@@ -25,7 +25,7 @@ from nightbridge.tasks.compare import (
     stored_verdict,
     without_confirmation,
 )
-from nightbridge.tasks.site import store_of
+from nightbridge.tasks.site_access import store_of
 from tests.builders import ATTRIBUTION_PLAN, commit_run, exchange_runs, make_record, make_verdict
 
 NIGHT = "2026-11-10"

@@ -24,7 +24,7 @@ from nightbridge.models import (
     VerdictStatus,
 )
 from nightbridge.nights.records import NightStart, NightTest, checked_night, read_start, record_end, record_start
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 from nightbridge.tasks import night as nights
 from nightbridge.tasks.night import (
     ChosenNight,

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.images.on_node import NodeImporter
+from nightbridge.images.node_import import NodeImporter
 from nightbridge.models import ClusterLimits, ClusterSettings, ImageImport, Site
 from nightbridge.slurm.attempt_files import declare_intent, open_attempt
 from nightbridge.tasks.prepare import _importer, container, prepare

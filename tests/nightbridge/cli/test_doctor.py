@@ -20,7 +20,7 @@ from nightbridge.cli import main as cli
 from nightbridge.doctor import Check, checks
 from nightbridge.models import ClusterLimits, ClusterSettings, ImageImport, SecretRef, Site, StoreSettings
 from nightbridge.slurm.local import LocalCluster
-from nightbridge.store.protocol import ObjectStore, open_store
+from nightbridge.store.object_store import ObjectStore, open_store
 from tests.nightbridge.cli.conftest import Program
 from tests.real.slurm_daemons import SlurmDaemons
 

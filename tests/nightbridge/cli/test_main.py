@@ -108,7 +108,12 @@ def test_a_wrong_command_line_is_invalid_input(nightbridge: Program, arguments: 
 
 
 HEAVY = ("prefect", "pandas", "boto3", "numpy", "matplotlib", "pyarrow", "tenacity", "jinja2", "flows")
-UNREAD = ("nightbridge.config.scenarios", "nightbridge.rules", "nightbridge.gate.verdict", "nightbridge.report.page")
+UNREAD = (
+    "nightbridge.config.scenarios",
+    "nightbridge.rules",
+    "nightbridge.gate.run_verdict",
+    "nightbridge.report.page",
+)
 
 
 def test_commands_that_must_start_fast_import_nothing_heavy() -> None:

@@ -23,7 +23,7 @@ def night_began(tmp_path: Path) -> Callable[[VerdictStatus], None]:
 
     from nightbridge.models import Site, StoreSettings, utc_now
     from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
-    from nightbridge.store.protocol import open_store
+    from nightbridge.store.object_store import open_store
 
     store = open_store(StoreSettings(url=f"file://{tmp_path}/.nightbridge/store"))
     begun = utc_now() - timedelta(hours=1)

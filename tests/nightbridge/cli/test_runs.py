@@ -32,7 +32,7 @@ from nightbridge.nights.records import NightPlan, NightStart, NightTest, record_
 from nightbridge.slurm.attempt_files import SUBMISSION_FILE, declare_intent, open_attempt, read_submission
 from nightbridge.slurm.attempts import record_ended
 from nightbridge.slurm.local import LocalCluster
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 from tests import builders
 from tests.builders import record_submission
 from tests.nightbridge.cli.conftest import TEST, Program

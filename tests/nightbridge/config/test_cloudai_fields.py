@@ -17,7 +17,7 @@ from nightbridge.config.schema import (
 from nightbridge.config.sites import CLOUDAI_IGNORED, CloudaiSystem, load_site
 from nightbridge.errors import InvalidInput
 from nightbridge.models import Scenario
-from nightbridge.rules.sweeps import draw
+from nightbridge.rules.sweep_points import draw
 
 Loader = Callable[..., Scenario]
 

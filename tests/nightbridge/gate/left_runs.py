@@ -17,7 +17,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary as EventSummary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from nightbridge.gate.evidence import gather_evidence
-from nightbridge.gate.verdict import compare
+from nightbridge.gate.run_verdict import compare
 from nightbridge.harvest.manifest import MANIFEST, METRICS, RECORD, Manifest, commit_manifest
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, Job, JobState, JobStatus, RunRecord, StoredFile, Verdict
@@ -25,7 +25,7 @@ from nightbridge.outputs.experiment import evidence, read_facts, read_run
 from nightbridge.outputs.measurements import measure, read_settings
 from nightbridge.slurm.outcome import classify
 from nightbridge.store.checksum import sha256_hex
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 from tests.builders import make_record
 
 STEPS, GLOBAL_BATCH, SEQUENCE = 50, 128, 8192

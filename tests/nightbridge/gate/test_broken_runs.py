@@ -15,7 +15,7 @@ import pytest
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import JobState, StoreSettings, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 from tests.nightbridge.gate.left_runs import (
     NVIDIA_SMI,
     STEPS,

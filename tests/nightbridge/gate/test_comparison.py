@@ -6,7 +6,7 @@ import pytest
 
 from nightbridge.gate.comparison import reruns_wanted
 from nightbridge.gate.nodes import node_names
-from nightbridge.gate.verdict import compare
+from nightbridge.gate.run_verdict import compare
 from nightbridge.history.nightly_values import agreement_of
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, Outcome, RunRecord, Summary, Verdict, VerdictStatus

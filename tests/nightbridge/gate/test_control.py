@@ -22,8 +22,8 @@ from nightbridge.gate.control import (
 )
 from nightbridge.gate.decisions import DecisionKind
 from nightbridge.gate.judging import judge_and_record
+from nightbridge.gate.run_verdict import compare
 from nightbridge.gate.tonight import Evidence
-from nightbridge.gate.verdict import compare
 from nightbridge.history.history_store import put_row
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow, row_of

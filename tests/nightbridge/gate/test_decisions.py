@@ -28,10 +28,10 @@ from nightbridge.gate.decisions import (
     record_decision,
 )
 from nightbridge.gate.judging import judge_again, judge_and_record
+from nightbridge.gate.run_verdict import compare
 from nightbridge.gate.suspects import suspect_nights
 from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.trend import trends
-from nightbridge.gate.verdict import compare
 from nightbridge.history.history_store import put_row
 from nightbridge.history.reading import read_history
 from nightbridge.history.rows import HistoryRow, row_of

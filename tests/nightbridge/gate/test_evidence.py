@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from nightbridge.gate.evidence import canary_rows, gather_evidence, limits_for
+from nightbridge.gate.run_verdict import compare
 from nightbridge.gate.tonight import Evidence
-from nightbridge.gate.verdict import compare
 from nightbridge.history.history_store import put_row
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, Limits, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
-from nightbridge.store.protocol import ObjectInfo
+from nightbridge.store.object_store import ObjectInfo
 from tests.builders import commit_run, make_record, make_summary, make_verdict
 
 Records = Callable[..., RunRecord]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.gate.verdict import compare
+from nightbridge.gate.run_verdict import compare
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GatePolicy, Summary, Verdict, VerdictStatus
 from nightbridge.outputs.curves import read_curves

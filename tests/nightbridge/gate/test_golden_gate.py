@@ -13,8 +13,8 @@ import pytest
 
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.evidence import golden_result
+from nightbridge.gate.run_verdict import compare
 from nightbridge.gate.tonight import Evidence
-from nightbridge.gate.verdict import compare
 from nightbridge.models import GatePolicy, GoldenPolicy, RunRecord, Verdict, VerdictStatus
 from nightbridge.outputs.curves import read_curves
 from nightbridge.outputs.event_files import metrics_parquet

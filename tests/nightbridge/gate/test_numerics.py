@@ -14,7 +14,7 @@ import pytest
 
 from nightbridge.gate.decisions import Decision, record_decision
 from nightbridge.gate.evidence import gather_evidence
-from nightbridge.gate.verdict import compare
+from nightbridge.gate.run_verdict import compare
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Arm, GatePolicy, Life, RunRecord, StoreSettings, Verdict
 from nightbridge.store.directory import DirectoryStore

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nightbridge.gate.plausibility import implausible
-from nightbridge.gate.verdict import compare
+from nightbridge.gate.run_verdict import compare
 from nightbridge.history.rows import row_of
 from nightbridge.models import GatePolicy, RunRecord, VerdictStatus
 from tests.builders import make_record, make_summary

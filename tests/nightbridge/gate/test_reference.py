@@ -10,7 +10,7 @@ import pytest
 
 from nightbridge import config
 from nightbridge.gate.evidence import gather_evidence
-from nightbridge.gate.verdict import compare
+from nightbridge.gate.run_verdict import compare
 from nightbridge.goldens.parity import follow
 from nightbridge.history.history_store import put_row
 from nightbridge.history.rows import row_of

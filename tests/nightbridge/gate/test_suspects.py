@@ -11,9 +11,9 @@ import pytest
 
 from examples.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.errors import InvalidInput, PermanentError
+from nightbridge.gate.run_verdict import compare
 from nightbridge.gate.suspects import MAX_COMMITS, differences, find_suspects, suspect_nights, with_commits
 from nightbridge.gate.trend import trends
-from nightbridge.gate.verdict import compare
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.masking import MASK
 from nightbridge.models import (

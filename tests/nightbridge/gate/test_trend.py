@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from nightbridge.gate.run_verdict import compare
 from nightbridge.gate.trend import Trend, trends
-from nightbridge.gate.verdict import compare
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Arm, Outcome, Summary, VerdictStatus

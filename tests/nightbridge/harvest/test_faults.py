@@ -18,7 +18,7 @@ from nightbridge.errors import NightbridgeError, PermanentError, TransientError
 from nightbridge.harvest.manifest import run_prefix
 from nightbridge.harvest.restore import fetch_run, verify_content, verify_run
 from nightbridge.models import StoreSettings
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 from tests.flows.moments import SEED, any_of
 from tests.nightbridge.harvest.left_run import LeftRun, make_run
 from tests.real.s3_proxy import LOST, Answer, Proxy, Request, proxy_to, s3_error

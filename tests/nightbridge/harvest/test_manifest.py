@@ -7,7 +7,7 @@ import pytest
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.harvest.manifest import committed_attempts, last_attempt, load_scalars, object_problem
 from nightbridge.models import StoredFile, StoreSettings
-from nightbridge.store.protocol import ObjectInfo, ObjectStore, open_store
+from nightbridge.store.object_store import ObjectInfo, ObjectStore, open_store
 from tests.builders import commit_run, make_record, scalar_table
 
 KEY = "llama3-8b-2026-11-21-0123456789"

@@ -29,7 +29,7 @@ from nightbridge.models import CheckpointState, Outcome, RunRecord, StoredFile, 
 from nightbridge.outputs import checkpoints
 from nightbridge.store.checksum import FileSource, sha256_hex
 from nightbridge.store.directory import DirectoryStore
-from nightbridge.store.protocol import ObjectInfo, ObjectStore, open_store
+from nightbridge.store.object_store import ObjectInfo, ObjectStore, open_store
 from nightbridge.store.transfers import Progress
 from tests.builders import torch_files
 from tests.conftest import BUCKET, SEEDS

@@ -23,7 +23,7 @@ from nightbridge.harvest.restore import INCOMPLETE, Product, fetch_run, verify_c
 from nightbridge.models import CheckpointState, StoreSettings
 from nightbridge.outputs.checkpoints import TRACKERS
 from nightbridge.store.checksum import PART_SIZE, FileSource, sha256_of_file
-from nightbridge.store.protocol import ObjectStore, open_store
+from nightbridge.store.object_store import ObjectStore, open_store
 from nightbridge.store.s3 import S3Store
 from tests.builders import torch_files
 from tests.nightbridge.harvest.left_run import LeftRun, make_run
@@ -233,7 +233,7 @@ import sys
 from pathlib import Path
 from nightbridge.harvest.restore import fetch_run
 from nightbridge.models import StoreSettings
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 fetch_run(open_store(StoreSettings.model_validate_json(sys.argv[1])), sys.argv[2], Path(sys.argv[3]))
 """
 

@@ -14,7 +14,7 @@ from nightbridge.errors import DamagedData, TransientError
 from nightbridge.harvest.restore import verify_run
 from nightbridge.harvest.retention import StoredRun, choose_runs, find_old_runs, remove_runs
 from nightbridge.models import RetentionPolicy, StoreSettings, Verdict, VerdictStatus
-from nightbridge.store.protocol import ObjectStore, open_store
+from nightbridge.store.object_store import ObjectStore, open_store
 from nightbridge.store.s3 import S3Store
 from tests.nightbridge.harvest.left_run import make_run
 from tests.real.s3_servers import S3Server
@@ -310,7 +310,7 @@ def test_prune_lists_stored_runs_and_removes_them_with_yes(
     store = open_store(StoreSettings(url=url))
     left = make_run(tmp_path / "w", shard_size=1000)
     record = left.harvest(store)
-    monkeypatch.setattr("nightbridge.store.protocol.open_store", lambda *_: later(store, 100))
+    monkeypatch.setattr("nightbridge.store.object_store.open_store", lambda *_: later(store, 100))
     site = tmp_path / "site.toml"
     site.write_text(f'workspace = "{tmp_path}/w"\n[store]\nurl = "{url}"\n[store.retention]\ndays = 90\n')
 

@@ -13,7 +13,7 @@ import pytest
 from nightbridge.harvest.upload import Unit, Uploaded, upload
 from nightbridge.models import StoreSettings
 from nightbridge.store.checksum import FileSource
-from nightbridge.store.protocol import ObjectInfo, ObjectStore, open_store
+from nightbridge.store.object_store import ObjectInfo, ObjectStore, open_store
 from tests.nightbridge.outputs.builders import EventFileBuilder
 
 ROOT = Path(__file__).parents[3]
@@ -194,7 +194,7 @@ UPLOADS = r"""
 import re, sys
 from pathlib import Path
 from nightbridge.models import StoreSettings
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 from nightbridge.harvest.upload import LocalFile, Unit, upload
 
 def peak():

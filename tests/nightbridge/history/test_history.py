@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 
 from nightbridge.errors import DamagedData
-from nightbridge.gate.verdict import compare
+from nightbridge.gate.run_verdict import compare
 from nightbridge.history.history_store import Pack, RowKey, compact, put_row, write_generation
 from nightbridge.history.nightly_values import nights_of, rows_until
 from nightbridge.history.reading import (

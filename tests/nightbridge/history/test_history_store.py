@@ -15,7 +15,7 @@ from nightbridge.history.reading import find_series, read_history
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import StoreSettings, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
-from nightbridge.store.protocol import ObjectInfo
+from nightbridge.store.object_store import ObjectInfo
 
 Rows = Callable[..., HistoryRow]
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from nightbridge.gate.run_verdict import compare
 from nightbridge.gate.tonight import Evidence
-from nightbridge.gate.verdict import compare
 from nightbridge.history.noise import find_modes
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, ReferenceResult, Verdict, VerdictStatus

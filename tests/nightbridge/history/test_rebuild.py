@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nightbridge.gate.verdict import compare
+from nightbridge.gate.run_verdict import compare
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history import reading
 from nightbridge.history.history_store import put_row
@@ -12,7 +12,7 @@ from nightbridge.history.reading import read_history, rebuild_history
 from nightbridge.history.rows import row_of
 from nightbridge.models import RunRecord, VerdictStatus
 from nightbridge.store.directory import DirectoryStore
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 
 
 @pytest.fixture

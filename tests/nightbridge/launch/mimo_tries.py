@@ -15,7 +15,7 @@ import subprocess
 from pathlib import Path
 
 from nightbridge.config import load, runs
-from nightbridge.launch.plan import placeholder_plan
+from nightbridge.launch.launch_plan import placeholder_plan
 from nightbridge.models import Model, Site
 
 EXAMPLES = sorted(Path("conf/examples/hetero").glob("*.toml"))

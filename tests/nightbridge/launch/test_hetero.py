@@ -10,7 +10,7 @@ import pytest
 
 from examples.practice.repositories import TEMPLATE
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.plan import make_plan, placeholder_plan
+from nightbridge.launch.launch_plan import make_plan, placeholder_plan
 from nightbridge.models import (
     Checkout,
     ClusterLimits,

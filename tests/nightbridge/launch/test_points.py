@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge.config.scenarios import load, runs, sweeps_nodes
-from nightbridge.launch.plan import placeholder_plan
+from nightbridge.launch.launch_plan import placeholder_plan
 from nightbridge.launch.resources import num_gpus
 from nightbridge.models import ClusterLimits, ClusterSettings, Scenario, Site
 from nightbridge.rules import check_scenario

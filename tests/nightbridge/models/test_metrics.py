@@ -45,14 +45,14 @@ NIGHTS = """
 import json, sys
 from pathlib import Path
 from nightbridge.gate.trend import trends
-from nightbridge.gate.verdict import compare
+from nightbridge.gate.run_verdict import compare
 from nightbridge.history.rows import row_of
 from nightbridge.models import GatePolicy
 from nightbridge.outputs.curves import read_curves
 from nightbridge.outputs.measurements import RunSettings, summarise
 from nightbridge.report.overview import trend_lines
 from nightbridge.report.page import ReportedRun
-from nightbridge.report.report import render_report
+from nightbridge.report.night_report import render_report
 from tests.builders import make_record
 
 STEP = (

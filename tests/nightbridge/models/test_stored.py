@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from nightbridge.attribution.plan import AttributionPlan, PlannedRun
-from nightbridge.attribution.result import AttributionResult
+from nightbridge.attribution.attribution_plan import AttributionPlan, PlannedRun
+from nightbridge.attribution.attribution_result import AttributionResult
 from nightbridge.bisect.plan import BisectPlan
 from nightbridge.bisect.result import BisectResult
 from nightbridge.gate.decisions import Decision, Withdrawal
-from nightbridge.gate.trial import Trial
+from nightbridge.gate.paired_trial import Trial
 from nightbridge.harvest.manifest import Manifest
 from nightbridge.history.reading import Alias
 from nightbridge.history.rows import HistoryRow

@@ -17,7 +17,7 @@ from nightbridge.nights.due import (
     recent_nights,
 )
 from nightbridge.nights.records import Night, NightStart, NightTest, record_start
-from nightbridge.store.protocol import ObjectStore, open_store
+from nightbridge.store.object_store import ObjectStore, open_store
 
 BERLIN = ZoneInfo("Europe/Berlin")
 EIGHT = datetime(2026, 11, 22, 8, tzinfo=BERLIN)

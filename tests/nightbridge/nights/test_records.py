@@ -33,7 +33,7 @@ from nightbridge.nights.records import (
     was_reported,
     write_plan,
 )
-from nightbridge.store.protocol import ObjectStore, open_store
+from nightbridge.store.object_store import ObjectStore, open_store
 from tests import builders
 
 RUN_KEY = "llama-2026-11-21-0123456789"

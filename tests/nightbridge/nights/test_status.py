@@ -20,7 +20,7 @@ from nightbridge.nights.records import Night, NightEnd, NightStart, NightTest, N
 from nightbridge.nights.status import RunPhase, RunStatus, nights_table, run_statuses
 from nightbridge.slurm.attempt_files import note_waiting, open_attempt
 from nightbridge.slurm.local import LocalCluster
-from nightbridge.store.protocol import ObjectStore, open_store
+from nightbridge.store.object_store import ObjectStore, open_store
 from tests.builders import record_submission
 
 RUN_KEY = "llama-2026-11-21-0123456789"

@@ -6,8 +6,8 @@ import pytest
 
 from nightbridge.harvest.manifest import MANIFEST, read_manifest
 from nightbridge.models import StoreSettings
-from nightbridge.report.report import run_links
-from nightbridge.store.protocol import STORES, open_store
+from nightbridge.report.night_report import run_links
+from nightbridge.store.object_store import STORES, open_store
 from tests.nightbridge.harvest.left_run import make_run
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from nightbridge.cli import main as cli
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError
-from nightbridge.gate.verdict import compare
+from nightbridge.gate.run_verdict import compare
 from nightbridge.goldens.goldens import read_golden
 from nightbridge.goldens.parity import ParityGate, compare_runs
 from nightbridge.history.history_store import put_row

@@ -27,7 +27,7 @@ from nightbridge.models import (
     VerdictStatus,
 )
 from nightbridge.report.charts import ChosenPoint, choice_chart
-from nightbridge.report.report import render_report
+from nightbridge.report.night_report import render_report
 from nightbridge.report.sweeps import (
     best_line,
     reward_kind,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from nightbridge.launch.flags import TEST_FLAGS
+from nightbridge.launch.launch_plan import placeholder_plan
 from nightbridge.launch.parser_source import PARSER
-from nightbridge.launch.plan import placeholder_plan
 from nightbridge.launch.resources import parameters_of
 from nightbridge.models import (
     Checkout,

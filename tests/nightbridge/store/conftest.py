@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge.models import StoreSettings
-from nightbridge.store.protocol import STORES, ObjectStore, open_store
+from nightbridge.store.object_store import STORES, ObjectStore, open_store
 from tests.conftest import BUCKET
 from tests.real.s3_servers import S3Server
 

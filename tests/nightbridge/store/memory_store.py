@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from nightbridge.errors import PermanentError, TransientError
 from nightbridge.models import StoreSettings
 from nightbridge.store.checksum import FileDigest, FileSource, sha256_hex
-from nightbridge.store.protocol import ObjectInfo, checked_folder, checked_key, write_read_delete
+from nightbridge.store.object_store import ObjectInfo, checked_folder, checked_key, write_read_delete
 
 _objects: dict[str, dict[str, tuple[bytes, datetime]]] = defaultdict(dict)
 """By the store's URL: another store that is opened with it has the same objects, as on a server."""

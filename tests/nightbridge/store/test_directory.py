@@ -79,7 +79,7 @@ def in_a_mount(options: str, code: str, folder: Path) -> subprocess.CompletedPro
 PUT = """
 import sys
 from nightbridge.models import StoreSettings
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 store = open_store(StoreSettings(url="file://FOLDER"))
 try:
     store.put("small", b"x" * SIZE)

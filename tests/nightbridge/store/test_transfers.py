@@ -9,7 +9,7 @@ import pytest
 from nightbridge.harvest.upload import Unit, upload
 from nightbridge.models import StoreSettings
 from nightbridge.store import transfers as module
-from nightbridge.store.protocol import open_store
+from nightbridge.store.object_store import open_store
 from nightbridge.store.transfers import Meter, Progress, in_parallel
 
 

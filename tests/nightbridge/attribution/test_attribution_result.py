@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from nightbridge.attribution.axes import Factor
-from nightbridge.attribution.plan import AttributionRequest, begin_designs, design_run, keep_plan
-from nightbridge.attribution.result import (
+from nightbridge.attribution.attribution_plan import AttributionRequest, begin_designs, design_run, keep_plan
+from nightbridge.attribution.attribution_result import (
     AttributionResult,
     ExchangeRun,
     Group,
@@ -32,6 +31,7 @@ from nightbridge.attribution.result import (
     with_descent,
     within_budget,
 )
+from nightbridge.attribution.axes import Factor
 from nightbridge.bisect.plan import BisectPlan, Step
 from nightbridge.bisect.result import BisectResult
 from nightbridge.bisect.search import BisectPolicy, Culprit, CulpritKind, Failure, Measured

@@ -8,9 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from nightbridge.attribution.axes import AXIS_WORDS, Factor
-from nightbridge.attribution.belief import Cause, Design, Exchange, descent_into
-from nightbridge.attribution.plan import (
+from nightbridge.attribution.attribution_plan import (
     ROOT,
     AttributionPlan,
     PlannedRun,
@@ -19,6 +17,8 @@ from nightbridge.attribution.plan import (
     folder_of,
     plans_of,
 )
+from nightbridge.attribution.axes import AXIS_WORDS, Factor
+from nightbridge.attribution.factor_search import Cause, Design, Exchange, descent_into
 from nightbridge.bisect.plan import BUMPS, RANGES, BisectPlan, BisectRequest, Searched, Step, short_name
 from nightbridge.bisect.result import NOTHING_SAID, TRIES, BisectResult, SearchRun, measured_by, target_text
 from nightbridge.bisect.search import Failure
@@ -29,7 +29,7 @@ from nightbridge.history.nightly_values import BROKEN
 from nightbridge.models import RunRecord, StoredModel, Verdict, VerdictStatus, has_date, night_order, utc_now
 from nightbridge.nights.records import read_verdict
 from nightbridge.numbers import format_count, format_percent, format_value
-from nightbridge.store.protocol import ObjectStore, read_stored
+from nightbridge.store.object_store import ObjectStore, read_stored
 
 Stop = Literal["", "runs", "budget"]
 """What ended it undecided; empty where the answer did."""

@@ -72,7 +72,7 @@ class NodeImporter:
             finished = self._run_on_node(
                 # The folder's own part keeps apart the jobs of several workspaces that import the same image.
                 scratch_name(output).partition(".")[0] + f"-{reference.file_name[:_DIGITS]}{reference.file_name[64:]}",
-                own_program("nightbridge.images.on_node", [request.model_dump_json()]),
+                own_program("nightbridge.images.node_import", [request.model_dump_json()]),
                 environment={name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)},
                 timeout=IMPORT_TIMEOUT_SECONDS,
                 given=self._credentials.get_secret_value().encode(),

@@ -17,8 +17,8 @@ from nightbridge.errors import (
     TransientError,
 )
 from nightbridge.gate.decisions import Decision
+from nightbridge.gate.run_verdict import OUTCOMES, compare, verdict_for_error, verdict_for_invalid
 from nightbridge.gate.tonight import Evidence
-from nightbridge.gate.verdict import OUTCOMES, compare, verdict_for_error, verdict_for_invalid
 from nightbridge.history.nightly_values import good_runs_before
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import (

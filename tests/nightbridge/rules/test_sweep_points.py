@@ -13,7 +13,7 @@ from nightbridge.models import ClusterLimits, Compat, SkippedPart, SweepAxis, Sw
 from nightbridge.rules import check_scenario, check_test, errors_of, grid_of, points_of, profiles
 from nightbridge.rules.profiles import PROFILES
 from nightbridge.rules.rule import Rule, RuleContext
-from nightbridge.rules.sweeps import MAX_RUNS, Cut, Point, expansion_of, skipped_parts
+from nightbridge.rules.sweep_points import MAX_RUNS, Cut, Point, expansion_of, skipped_parts
 from tests.builders import make_test
 from tests.nightbridge.rules.test_rules import BREAKS
 

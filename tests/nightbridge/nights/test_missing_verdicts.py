@@ -26,8 +26,7 @@ from nightbridge.models import (
 )
 from nightbridge.nights.due import MissingCause
 from nightbridge.nights.liveness import alive
-from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
-from nightbridge.nights.watchdog import (
+from nightbridge.nights.missing_verdicts import (
     MissingVerdict,
     Watch,
     WatchedNight,
@@ -37,13 +36,14 @@ from nightbridge.nights.watchdog import (
     watch_lines,
     watch_settings,
 )
+from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
 from nightbridge.slurm.attempt_files import (
     SUBMISSION_FILE,
     note_waiting,
     open_attempt,
 )
 from nightbridge.slurm.factory import open_cluster
-from nightbridge.store.protocol import ObjectStore, open_store
+from nightbridge.store.object_store import ObjectStore, open_store
 from tests.builders import record_submission
 from tests.nightbridge.embedded.local_cluster import local_cluster, wait_for_end, wait_for_state
 from tests.nightbridge.nights.flow_process import flow_process

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.flags import Version, escaped, known_in, why_unsafe, why_unsafe_escaped
+from nightbridge.launch.launch_plan import make_plan, placeholder_plan
 from nightbridge.launch.parser_source import PARSER
-from nightbridge.launch.plan import make_plan, placeholder_plan
 from nightbridge.models import (
     Checkout,
     ClusterLimits,

@@ -11,7 +11,7 @@ import pytest
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.models import StoreSettings
 from nightbridge.store.checksum import PART_SIZE, FileSource, Stamp, sha256_of_file
-from nightbridge.store.protocol import ObjectStore, open_store
+from nightbridge.store.object_store import ObjectStore, open_store
 from tests.nightbridge.store.conftest import STORE_KINDS
 
 MIB = 1 << 20

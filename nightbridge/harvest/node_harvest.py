@@ -23,7 +23,7 @@ from nightbridge.harvest.request import HarvestRequest, run_harvest
 from nightbridge.models import Model, RunRecord, SecretRef
 from nightbridge.node_programs import NodeResponse, RunOnNode, SerializedError, begin_on_node, read_response
 from nightbridge.processes import own_program
-from nightbridge.store.protocol import ObjectStore, open_store
+from nightbridge.store.object_store import ObjectStore, open_store
 from nightbridge.store.transfers import Progress
 
 REQUEST_FILE = "harvest-request.json"
@@ -85,7 +85,7 @@ def harvest_on_node(
     write_model(path, for_node)
     finished = run_on_node(
         f"harvest-{request.run.run_key}-a{request.job.attempt}",
-        own_program("nightbridge.harvest.on_node", [str(path)]),
+        own_program("nightbridge.harvest.node_harvest", [str(path)]),
         environment={},
         timeout=timeout,
         given=NodeSecrets(variables=variables, masked=tuple(secrets.values())).model_dump_json().encode(),

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.attribution.axes import Factor
-from nightbridge.attribution.plan import (
+from nightbridge.attribution.attribution_plan import (
     AttributionPlan,
     AttributionRequest,
     begin_designs,
@@ -23,7 +22,8 @@ from nightbridge.attribution.plan import (
     same_change,
     submodule_range,
 )
-from nightbridge.attribution.result import descent_plan, evaluate, ranges_of, sentence, with_descent
+from nightbridge.attribution.attribution_result import descent_plan, evaluate, ranges_of, sentence, with_descent
+from nightbridge.attribution.axes import Factor
 from nightbridge.bisect.plan import point_run
 from nightbridge.bisect.result import BisectResult, result_lines
 from nightbridge.bisect.search import Culprit, Levels

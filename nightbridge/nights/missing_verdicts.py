@@ -27,7 +27,7 @@ from nightbridge.notify import Notice
 from nightbridge.numbers import format_count
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.protocol import Cluster
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 
 EXIT_MISSING, EXIT_INVALID = 4, 2
 DAYS = 7

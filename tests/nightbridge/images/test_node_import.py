@@ -16,7 +16,7 @@ import pytest
 
 from nightbridge.errors import InvalidInput, LaunchRefused, NightbridgeError, PermanentError, TransientError
 from nightbridge.images.image import pull_image
-from nightbridge.images.on_node import NodeImporter
+from nightbridge.images.node_import import NodeImporter
 from nightbridge.models import ClusterSettings, Image, ImageImport, Site
 from nightbridge.slurm.node_command import run_on_node
 from tests.builders import make_image_spec
@@ -189,7 +189,7 @@ def test_a_job_that_takes_too_long_is_cancelled(cluster: ClusterSettings, slurm_
 PULL = """
 import functools, sys
 from nightbridge.images.image import pull_image
-from nightbridge.images.on_node import NodeImporter
+from nightbridge.images.node_import import NodeImporter
 from nightbridge.models import RunSpec, Site
 from nightbridge.slurm.node_command import run_on_node
 site = Site.model_validate_json(sys.argv[2])

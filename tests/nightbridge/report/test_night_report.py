@@ -15,11 +15,11 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from nightbridge.attribution.plan import folder_of, keep_plan
-from nightbridge.attribution.result import AttributionResult, evaluate, keep_result, sentence
+from nightbridge.attribution.attribution_plan import folder_of, keep_plan
+from nightbridge.attribution.attribution_result import AttributionResult, evaluate, keep_result, sentence
 from nightbridge.errors import LaunchRefused, TransientError
 from nightbridge.gate.decisions import record_decision
-from nightbridge.gate.verdict import compare, verdict_for_error, verdict_for_invalid
+from nightbridge.gate.run_verdict import compare, verdict_for_error, verdict_for_invalid
 from nightbridge.harvest.manifest import Manifest
 from nightbridge.history.history_store import put_row
 from nightbridge.history.rows import HistoryRow, Pin, row_of
@@ -40,9 +40,9 @@ from nightbridge.models import (
 )
 from nightbridge.models.metrics import COLUMNS
 from nightbridge.outputs.event_files import empty_table, metrics_parquet
+from nightbridge.report.night_report import link_from_night_before, night_report_html, render_report
 from nightbridge.report.overview import index_html
 from nightbridge.report.page import MAX_CHARTED, ReportedRun
-from nightbridge.report.report import link_from_night_before, night_report_html, render_report
 from nightbridge.report.tables import (
     STATUS_WORDS,
     compact_lines,
@@ -739,7 +739,7 @@ def test_the_reasons_below_the_table_are_one_line_each(make_spec: Specs) -> None
 
 def test_importing_the_report_loads_no_heavy_library() -> None:
     code = (
-        "import sys, nightbridge.report.report, nightbridge.gate.verdict\n"
+        "import sys, nightbridge.report.night_report, nightbridge.gate.run_verdict\n"
         "print(sorted({'pandas', 'numpy', 'pyarrow', 'matplotlib', 'rich', 'boto3', 'prefect'} & set(sys.modules)))"
     )
 

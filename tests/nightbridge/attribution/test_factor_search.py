@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from nightbridge.attribution.belief import Cause, Design, Exchange, FactorSearch, descent_into
+from nightbridge.attribution.factor_search import Cause, Design, Exchange, FactorSearch, descent_into
 from nightbridge.bisect.search import BisectPolicy, Failure, Levels, Measured
 
 LEVELS = Levels(good=1.0, bad=1.06, noise=0.01)

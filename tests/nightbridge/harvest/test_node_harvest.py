@@ -8,13 +8,13 @@ import pytest
 
 from nightbridge.errors import DamagedData, PermanentError, TransientError
 from nightbridge.harvest.manifest import MANIFEST, read_manifest
-from nightbridge.harvest.on_node import harvest_on_node
+from nightbridge.harvest.node_harvest import harvest_on_node
 from nightbridge.harvest.request import HarvestRequest, run_harvest
 from nightbridge.harvest.restore import verify_run
 from nightbridge.models import ClusterSettings, SecretRef, StoreSettings
 from nightbridge.processes import Finished
 from nightbridge.slurm.node_command import run_on_node
-from nightbridge.store.protocol import ObjectStore, open_store
+from nightbridge.store.object_store import ObjectStore, open_store
 from nightbridge.store.transfers import Progress
 from tests.nightbridge.harvest.left_run import TOKEN, LeftRun, make_run
 from tests.real.s3_servers import S3Server

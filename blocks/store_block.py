@@ -6,10 +6,10 @@ from prefect.filesystems import WritableFileSystem
 from pydantic import Field, HttpUrl, SecretStr
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
-from nightbridge.blocks.base import Password, SettingsBlock
+from nightbridge.blocks.settings_block import Password, SettingsBlock
 from nightbridge.errors import TransientError
 from nightbridge.models import HarvestPlace, Place, RetentionPolicy, SecretRef, StoreLocation, StoreSettings
-from nightbridge.store.protocol import ObjectStore, open_store
+from nightbridge.store.object_store import ObjectStore, open_store
 
 _RESULTS = "results/"
 _PATIENT = Retrying(

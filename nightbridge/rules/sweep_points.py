@@ -2,7 +2,7 @@
 
 A rule names the fields that it reads. So it is checked once for each combination of values of *those* fields, as soon
 as the last of them is set, and whatever lies below a combination that it refuses is left out whole and only counted.
-Nothing is kept but the answers to such questions, so a grid of any size takes the same memory.
+Nothing is kept but the results of such checks, so a grid of any size takes the same memory.
 
 `skipped_parts` tells what of a sweep is not run: for each rule how many points break it, and its message for the first.
 """
@@ -83,7 +83,7 @@ class Expansion:
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _RuleOverAxes:
     """One rule over the axes that it depends on: which values it takes on the last of them, given those before it."""
 
     rule: Rule[RuleContext]
@@ -114,7 +114,7 @@ class Grid:
         self._below = [
             math.prod(len(axis.values) for axis in self._axes[depth + 1 :]) for depth in range(len(test.axes))
         ]
-        self._questions: list[list[_Question]] = [[] for _ in self._axes]
+        self._checks: list[list[_RuleOverAxes]] = [[] for _ in self._axes]
         self._refused_at_once: list[Rule[RuleContext]] = []
         self._rules = [
             rule for rule in rules if rule.severity == "error" and rule.holds(self._base.version, self._base.available)
@@ -157,9 +157,9 @@ class Grid:
                     index // below % len(axis.values) for below, axis in zip(self._below, self._axes, strict=True)
                 ]
                 if all(
-                    question.taken(chosen) >> value & 1
-                    for value, questions in zip(chosen, self._questions, strict=True)
-                    for question in questions
+                    check.taken(chosen) >> value & 1
+                    for value, checks in zip(chosen, self._checks, strict=True)
+                    for check in checks
                 ):
                     found[index] = self._point(dict(enumerate(chosen)))
         return tuple(found[index] for index in sorted(found))
@@ -188,16 +188,16 @@ class Grid:
         if (rule.alone or not axes) and any(rule.check(self._base)):
             self._refused_at_once.append(rule)
         if rule.alone:
-            # Such a rule looks at one value at a time, so every axis has a question of its own.
+            # Such a rule looks at one value at a time, so every axis has a check of its own.
             nothing = self._test.model_copy(
                 update={"cmd_args": {}, "extra_env_vars": {}, "extra_cmd_args": {}, "extra_container_mounts": ()}
             )
             for axis in axes:
-                self._add_question(rule, [axis], nothing)
+                self._add_check(rule, [axis], nothing)
         elif axes:
-            self._add_question(rule, axes, self._test)
+            self._add_check(rule, axes, self._test)
 
-    def _add_question(self, rule: Rule[RuleContext], axes: Sequence[int], test: TestDefinition) -> None:
+    def _add_check(self, rule: Rule[RuleContext], axes: Sequence[int], test: TestDefinition) -> None:
         *before, last = axes
         width = len(self._axes[last].values)
 
@@ -207,7 +207,7 @@ class Grid:
             points = (self._point({**chosen, last: value}) for value in range(width))
             return sum(1 << i for i, each in enumerate(points) if not any(rule.check(self._context(each, test))))
 
-        self._questions[last].append(_Question(rule, before, answer))
+        self._checks[last].append(_RuleOverAxes(rule, before, answer))
 
     def _point(self, chosen: Mapping[int, int]) -> dict[str, Any]:
         return {self._axes[axis].name: self._axes[axis].values[value] for axis, value in chosen.items()}
@@ -216,12 +216,12 @@ class Grid:
         axis = self._axes[depth]
         name, values = axis.name, axis.values
         left = (1 << len(values)) - 1
-        for question in self._questions[depth]:
-            taken = question.taken(chosen)
+        for check in self._checks[depth]:
+            taken = check.taken(chosen)
             if refused := left & ~taken:
                 left &= taken
                 cut = tuple(value for index, value in enumerate(values) if refused >> index & 1)
-                yield Cut(question.rule, fixed, name, cut, len(cut) * self._below[depth])
+                yield Cut(check.rule, fixed, name, cut, len(cut) * self._below[depth])
                 if not left:
                     return
         is_last = depth + 1 == len(self._axes)

@@ -27,10 +27,10 @@ from nightbridge.report.page import (
 )
 from nightbridge.report.sweeps import sweep_section
 from nightbridge.report.tables import gravest_first
-from nightbridge.store.protocol import ObjectStore
+from nightbridge.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from nightbridge.attribution.result import AttributionResult
+    from nightbridge.attribution.attribution_result import AttributionResult
 
 REPORTS = "reports/"
 
@@ -160,7 +160,7 @@ def _attributions(
     bad = [verdict for verdict in verdicts if verdict.exit_code]
     if not bad:
         return [], []
-    from nightbridge.attribution.result import result_for
+    from nightbridge.attribution.attribution_result import result_for
 
     found: dict[str, AttributionResult] = {}
     notes: list[str] = []
@@ -176,8 +176,8 @@ def _attribution_section(result: "AttributionResult") -> dict[str, object]:
 
     `rows`: of each factor its axis, name, change and probability. `runs`: number, value and design of each.
     """
+    from nightbridge.attribution.attribution_result import design_words, sentence, shown_part
     from nightbridge.attribution.axes import AXIS_WORDS
-    from nightbridge.attribution.result import design_words, sentence, shown_part
     from nightbridge.bisect.result import target_text
 
     plan, cause = result.plan, result.cause

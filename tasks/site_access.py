@@ -20,7 +20,7 @@ from nightbridge.repos import commits
 from nightbridge.repos.git import git_logins
 from nightbridge.secrets import named_secrets, resolve_secret
 from nightbridge.slurm.node_command import run_on_node
-from nightbridge.store.protocol import ObjectStore, open_store
+from nightbridge.store.object_store import ObjectStore, open_store
 from nightbridge.tasks.prefect_calls import away_is_transient
 
 

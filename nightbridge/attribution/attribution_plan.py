@@ -23,7 +23,7 @@ from nightbridge.attribution.axes import (
     not_exchanged,
     weights_of,
 )
-from nightbridge.attribution.belief import Design, FactorSearch
+from nightbridge.attribution.factor_search import Design, FactorSearch
 from nightbridge.bisect.plan import BisectPlan, ListInner, SearchedRange, Step, searched_run, short_name, steps_of
 from nightbridge.bisect.shift import SearchRequest, SearchTarget, Shift, VerdictOf, moved_shift, requested_shift
 from nightbridge.errors import DamagedData, InvalidInput
@@ -33,7 +33,7 @@ from nightbridge.history.reading import find_series, read_history
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import Bump, NightId, RangeCommit, RunRecord, RunSpec, StoredModel, VerdictStatus
 from nightbridge.nights.records import like_test
-from nightbridge.store.protocol import ObjectStore, read_stored
+from nightbridge.store.object_store import ObjectStore, read_stored
 
 ROOT = "attributions"
 

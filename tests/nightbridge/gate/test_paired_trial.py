@@ -9,7 +9,7 @@ import pytest
 
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.control import MAX_TIMES, arm_of
-from nightbridge.gate.trial import (
+from nightbridge.gate.paired_trial import (
     ProposedChange,
     Trial,
     TrialArm,
@@ -23,7 +23,7 @@ from nightbridge.gate.trial import (
     pull_request_ref,
     trial_arm,
 )
-from nightbridge.gate.verdict import compare
+from nightbridge.gate.run_verdict import compare
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import GatePolicy, GitRepo, Outcome, RunSpec, Verdict, VerdictStatus
 from tests.builders import make_record, make_summary
