@@ -47,7 +47,8 @@ _ENDINGS: dict[str, str] = {
     r"|no CUDA-capable device|Found no NVIDIA driver|nvidia-smi has failed|Failed to initialize NVML|uncorrectable ECC"
     r"|Xid \(|fallen off the bus|ptxas fatal|nvcc fatal|Cuda failure",
     "NCCL": r"NCCL (?:error|WARN (?:Cuda failure|Call to|NET|Timeout|Net|Duplicate GPU|Mismatch|Invalid config"
-    r"|Bootstrap :|Error while (?:creating|attaching)|Failed to CUDA|Could not (?:find|init)|No (?:interface|socket)))"
+    r"|Bootstrap :|socket\w+: Connect to|Error while (?:creating|attaching)|Failed to CUDA|Could not (?:find|init)"
+    r"|No (?:interface|socket)))"
     r"|nccl\w+Error|Watchdog caught collective operation timeout|Duplicate GPU detected|No socket interface found"
     r"|Heartbeat monitor timed out|watchdog got stuck for",
     "MPI": r"was not built with|Host key verification failed|daemon has unexpectedly failed"
@@ -70,8 +71,12 @@ _ENDING = re.compile("|".join(_ENDINGS.values()))
 MEMORY = re.compile(_ENDINGS["memory"])
 KNOWN_CAUSE = re.compile("|".join((*_ENDINGS.values(), *_COMPLAINTS.values())))
 _HARMLESS = re.compile(
-    r"\bwarn(?:ing)?\b|^rm: cannot remove|going to /tmp instead|could not remove squashfs", re.IGNORECASE
+    r"\b\w*warn(?:ing)?\b|^rm: cannot remove|going to /tmp instead|could not remove squashfs"
+    r"|when one has already been registered|for benchmark choice ",
+    re.IGNORECASE,
 )
+_LISTED = re.compile(r"\s*\w+ \.{3,} |\s*[a-z]+_\w+: (?i:null|none|true|false|[\d.e+-]+)\s*$")
+"""A setting in the list that a program prints as it starts, which may be called after an error."""
 INFORMS = re.compile(r"(?<![=\w])(?:INFO|DEBUG)\b|level=info|(?:^|: |\[)[DI]\d{0,4} [a-zA-Z\d]")
 REMARKS = re.compile(
     INFORMS.pattern + r"|(?:^|: |\[)W\d{0,4} [a-zA-Z\d]|(?:^|srun: error: )\s*(?:If|Hint|Note|Tip|To|Try)\b"
@@ -121,7 +126,8 @@ _SAYS_LITTLE = re.compile(
     r"(?i:exit(?:ed)?[ _-]?(?:code|status)|non-zero|(?:error|return) code:? -?\d+|returned (?:error )?-?\d+ )"
     r"|(?i:code=exited|\bkill(?:ed|ing)\b)"
     r"|(?i:\b(?:aborting|terminat(?:ed?|ing)(?! with exception)|shutting down)\b)|Some NCCL operations have"
-    r"|container exited too soon|Error executing job with overrides|^[^a-z]+$|\bFAILED$|\brc=|(?:\.\.\.|:)$"
+    r"|container exited too soon|Timed out waiting for job step|Error executing job with overrides"
+    r"|^[^a-z]+$|\bFAILED$|\brc=|(?:\.\.\.|:)$"
 )
 """What tells that something ended, not why, or only announces what the next line says."""
 # What says that a process ended, and not why; the last of a chain that another line heads.
@@ -153,13 +159,23 @@ _BY_LAUNCHER = re.compile(r"srun: (?!error: |fatal: )|srun: error: \S+: tasks? \
 IS_NAME = re.compile(r"[A-Za-z_][\w.]*$")
 STATEMENT = re.compile(r"\s+(?!File \"|raise |[~^ ]+$)\S")
 """A line of code below the place where it stands, which says more than that it raised."""
-FRAME = re.compile(r"\s*(?:File \"|frame #|at |PC: |@ |#\d+ |\[ ?\d+\] \S*[/(]|raise |Exception raised from )")
+FRAME = re.compile(r"\s*(?:File \"|frame #|at |PC: |@ |#\d+ |\[ ?\d+\] \S*[/(]|raise |[~^]+ *$|Exception raised from )")
 """A line of a stack."""
 CONSEQUENCES = re.compile(
     r"DistBackendError|DistNetworkError|DistStoreError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt|EOFError"
-    r"|SignalException|SupervisionError|Rendezvous\w+Error|ProcessRaisedException|ProcessExitedException|CalledProcessError"
+    r"|SignalException|RayTaskError|SupervisionError|Rendezvous\w+Error|ProcessRaisedException|ProcessExitedException|CalledProcessError"
 )
 """Exceptions of processes that ended because another one did."""
+REMOTE = "RayTaskError("
+"""How Ray heads the stack of a worker and the exception below it, which says why."""
+BY_SIGNAL = "SignalException: "
+"""How torchrun ends by the signal that Slurm ends a job with."""
+OF_A_CHILD = re.compile(r"CalledProcessError: .*returned non-zero exit status")
+"""A command that failed has complained itself."""
+BAR = re.compile(r"\d%\|")
+"""A bar of tqdm, which is drawn between the lines of a message."""
+CLOSING = "closing signal SIGTERM"
+"""What torchrun warns of as it ends the other ranks."""
 OF_THE_CODE = re.compile(
     _ENDINGS["options"] + r"|Assertion `.+[`'] failed|panicked at"
     r"|CUDA error: (?:device-side assert|no kernel image|misaligned address|invalid (?:configuration )?argument)"
@@ -255,7 +271,7 @@ def rank_of(line: str) -> str:
 def rank_of_possible(line: str) -> int | None:
     """How well a line with one of the words says why a run died; None for one that does not say anything."""
     sounds_so = SOUNDS_SO.search(line)
-    if INFORMS.search(line):
+    if INFORMS.search(line) or _LISTED.match(RANK_PREFIX.sub("", line)):
         return None
     if (is_harmless(line) or REMARKS.search(line)) and not ("errno" in line and not OF_ANOTHER.search(line)):
         return _WARNED if sounds_so else _WARNED + 1

@@ -90,7 +90,10 @@ class ErrorFinder:
         # An exception that speaks of another process is a consequence: what it said of that one may stand below.
         is_consequence = is_exception and lines.OF_ANOTHER.search(line)
         if lines.KNOWN_CAUSE.search(line) and not (
-            is_consequence or lines.is_harmless(line) or lines.REMARKS.search(line)
+            is_consequence
+            or lines.is_harmless(line)
+            or lines.REMARKS.search(line)
+            or lines.FRAME.match(lines.RANK_PREFIX.sub("", line))
         ):
             self._see_known(line)
         elif not is_exception and self._wants(line):
@@ -107,7 +110,7 @@ class ErrorFinder:
             self._is_over = self._in_doubt = self._was_killed_for_memory = False
             self._ended_for_all = self._led_to = self._after = ""
             self._went_on = self._others_went_on = self._is_uncaught = self._is_consequence_uncaught = False
-        elif "complaint" in self._found and lines.REMARKS.search(line):
+        elif "complaint" in self._found and lines.REMARKS.search(line) and lines.CLOSING not in line:
             self._possible.setdefault(lines.SOUNDS + lines.OUTLIVED, self._found.pop("complaint"))
         elif best in lines.OF_A_PROCESS:
             self._others_went_on |= lines.INFORMS.search(line) is not None
@@ -134,8 +137,8 @@ class ErrorFinder:
     def _see_known(self, line: str) -> None:
         self._was_killed_for_memory |= lines.OOM_KILL.search(line) is not None
         if lines.ENDED_FOR_ALL.search(line):
-            self._is_over, self._in_doubt = True, bool(self._found)
-            self._ended_for_all = lines.cut(line.strip()) if self._found else ""
+            self._is_over, self._in_doubt = True, any(lines.BY_SIGNAL not in said for said in self._found.values())
+            self._ended_for_all = lines.cut(line.strip()) if self._in_doubt else ""
             if failed := lines.FAILED_NODE.search(line):
                 self._note_where("", failed[1])
         elif lines.WAITED.search(line) and "known" not in self._found:
@@ -159,14 +162,14 @@ class ErrorFinder:
 
     def _explains(self, line: str) -> bool:
         """Take in what stands below a line that announces it; whether that is all that it can say."""
-        if not self._announced or not line.strip() or lines.TRACEBACK in line:
+        if not self._announced or not line.strip() or lines.TRACEBACK in line or lines.BAR.search(line):
             return False
         (texts, key, is_whole), said = self._announced, lines.RANK_PREFIX.sub("", line)
         goes_on = not is_whole or (said[:1].isspace() and not lines.FRAME.match(said))
         self._announced = (texts, key, is_whole) if goes_on and lines.ANNOUNCES.search(said.rstrip()) else None
         if not goes_on:
             return False
-        if key in texts:
+        if said.strip() not in texts.get(key, said):
             texts[key] = lines.cut(f"{texts[key]} {said.strip()}")
         return texts is self._found
 
@@ -194,11 +197,13 @@ class ErrorFinder:
         if not lines.EXCEPTION.match(line):
             self._statement = line.strip() if lines.STATEMENT.match(line) else self._statement
             return False
-        self._in_traceback = False
+        is_uncaught = lines.NAMED_RANK.match(printed) is not None
+        self._in_traceback = lines.REMOTE in line
+        if self._is_consequence_uncaught and not is_uncaught and lines.CONSEQUENCES.search(line):
+            return True  # of the launcher, after a rank told of another
         if lines.IS_NAME.match(line) and not lines.CONSEQUENCES.match(line):
             line = self._with_statement(line)
         first, rank = self._found.get("cause"), lines.rank_of(printed)
-        is_uncaught = lines.NAMED_RANK.match(printed) is not None
         if not self._see_exception(line, "cause"):
             self._is_consequence_uncaught |= is_uncaught
             self._noticed_by = self._noticed_by or rank
@@ -206,7 +211,10 @@ class ErrorFinder:
         self._note_where(rank)
         if first and first.split(":")[0] != line.split(":")[0]:
             if rank not in ("", self._rank):
-                self._found["cause"], self._in_doubt = first, True
+                self._found["cause"], self._announced = first, None
+                if line == self._after:
+                    return True  # it led to the same one there
+                self._in_doubt = True
             else:
                 self._in_doubt |= not self._is_the_same
         self._is_the_same, self._after, self._led_to = False, self._led_to, ""
@@ -227,7 +235,8 @@ class ErrorFinder:
         is_consequence = self._is_aside or any(
             known.search(line) for known in (lines.CONSEQUENCES, lines.REPORT, lines.OF_ANOTHER)
         )
-        kind = ("report" if self._is_aside else "consequence") if is_consequence else kind
+        if is_consequence:
+            kind = "report" if self._is_aside or lines.OF_A_CHILD.search(line) else "consequence"
         self._is_aside = False
         if self._says_more(kind):
             return False
@@ -255,8 +264,11 @@ class ErrorFinder:
         ended the job for all after it.
         """
         best = min(self._possible, default=lines.ENDED)
-        sounds_so = self._possible[best] if kind in lines.AT_FIRST_HAND and best in lines.OUTLIVABLE else ""
-        return sounds_so or self._ended_for_all
+        rivals = {lines.SOUNDS} if kind == "cause" and self._is_uncaught else lines.OUTLIVABLE
+        sounds_so = self._possible[best] if kind in lines.AT_FIRST_HAND and best in rivals else ""
+        if self._found.get(kind or "summary") != self._ended_for_all:
+            return sounds_so or self._ended_for_all
+        return sounds_so or next((said for said in self._found.values() if said != self._ended_for_all), "")
 
     @property
     def own(self) -> str:
@@ -282,12 +294,13 @@ class ErrorFinder:
             text = self._possible[min(self._possible)]
         else:
             return ""
-        rank = self._rank or (self._noticed_by if kind == "consequence" else "") or lines.rank_of(text)
+        rank = self._rank or (self._noticed_by if kind in ("consequence", "report") else "") or lines.rank_of(text)
         where = [f"rank {rank}"] if rank else []
         where += [self._node] if self._node and self._node not in text else []
         if lines.ANNOUNCES.search(text) or (self._in_traceback and lines.IS_NAME.match(text)):
             text = self._with_statement(text)  # the log is cut before the message
-        text += f"; after: {self._after}" if kind == "cause" and self._after else ""
+        after = {"cause": self._after, "consequence": self._led_to}.get(kind or "", "")
+        text += f"; after: {after}" if after and after not in text else ""
         rival = self._rival_of(kind)
         text += f"; also: {rival}" if rival else ""
         text = text if kind and self._is_certain(kind) else f"{POSSIBLY}{text}"

@@ -457,3 +457,122 @@ def test_a_line_of_another_program_that_quotes_a_traceback_is_possible() -> None
     assert best_of(line, '  File "mesh.py", line 935, in handle', "    result = await step()").startswith(
         f"possibly: {line}"
     )
+
+
+def test_ray_heads_what_a_worker_raised_with_an_exception_of_its_own() -> None:
+    heading = "ray.exceptions.RayTaskError(RuntimeError): ray::Trainer.train() (pid=2407496, ip=172.17.0.2)"
+    worker = ('  File "model.py", line 441, in train_one_step', "    raise RuntimeError(message)")
+
+    assert best_of(*TRACEBACK, heading, "           ^^^^^^^^^", *worker, "RuntimeError: loss is not finite") == (
+        "RuntimeError: loss is not finite"
+    )
+    assert best_of(*TRACEBACK, heading, *worker) == f"possibly: {heading}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  error_injection_rate ............................ 0",
+        "  error_injection_rate: 0",
+        "  exit_on_missing_checkpoint: false",
+        "2025-03-14 09:12:50.114209: E external/local_xla/cuda_dnn.cc:9261] Unable to register cuDNN factory: "
+        "Attempting to register factory for plugin cuDNN when one has already been registered",
+        "[NeMo W nemo_logging:361] pydub/utils.py:170: RuntimeWarning: Couldn't find ffmpeg - an error may follow",
+        "[rank1]:E0314 09:14:45.382967 507 select_algorithm.py:1322] [0/0] Exception out of resource: shared memory, "
+        "Required: 163840, Hardware limit: 101376. for benchmark choice TritonTemplateCaller(/tmp/x.py)",
+    ],
+)
+def test_what_every_start_prints_does_not_compete_with_an_exception(line: str) -> None:
+    assert best_of(line, *TRACEBACK, "ValueError: bad shape") == "ValueError: bad shape"
+
+
+def test_a_line_with_a_word_only_does_not_compete_with_what_ended_a_rank() -> None:
+    line = "    will not load any checkpoints and will start from random"
+    ranked = [f"[rank3]: {text}" for text in (*TRACEBACK, "ValueError: bad shape")]
+
+    assert best_of(line, *ranked) == "ValueError: bad shape (rank 3)"
+    assert best_of("lattice 7 failed", *ranked) == "possibly: ValueError: bad shape; also: lattice 7 failed (rank 3)"
+    assert best_of(line, *TRACEBACK, "ValueError: bad shape").startswith("possibly: ValueError: bad shape; also: ")
+
+
+def test_that_torchrun_ends_the_other_ranks_is_no_sign_of_going_on() -> None:
+    complaint = "main.c:1:10: fatal error: stddef.h: No such file or directory"
+    closing = (
+        "W0314 09:15:12.310000 3961 torch/distributed/elastic/api.py:897] Sending process 9 closing signal SIGTERM"
+    )
+
+    assert best_of(complaint, closing) == complaint
+
+
+def test_a_statement_of_a_stack_is_no_complaint() -> None:
+    warning = "n1:139:1092 [7] socket.c:485 NCCL WARN socketStartConnect: Connect to 10.0.0.82<38455> failed : Reason"
+    heading = f"[07:28:41 TP0] Scheduler hit an exception: {TRACEBACK[0]}"
+    raised = (
+        TRACEBACK[1],
+        '    raise RuntimeError(f"NCCL error: {error}")',
+        "RuntimeError: NCCL error: unhandled system error",
+    )
+
+    assert best_of(warning, heading, *raised).removeprefix("possibly: ").startswith(warning)
+
+
+def test_what_a_launcher_raises_at_its_end_does_not_hide_what_a_rank_said() -> None:
+    said = "RuntimeError: [unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete"
+    ranked = [f"[rank2]: {line}" for line in (*TRACEBACK, said)]
+    launcher = (*TRACEBACK, "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: No store")
+
+    assert best_of(*ranked, *launcher) == f"possibly: {said} (rank 2)"
+
+
+def test_what_led_to_a_consequence_is_named_with_it() -> None:
+    killed = "RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed."
+    chained = "The above exception was the direct cause of the following exception:"
+    noticed = "RuntimeError: DataLoader worker (pid(s) 9) exited unexpectedly"
+
+    assert best_of(*TRACEBACK, killed, "", chained, "", *TRACEBACK, noticed) == f"possibly: {noticed}; after: {killed}"
+
+
+def test_what_a_compiler_complains_of_says_more_than_that_it_failed() -> None:
+    complaint = "main.c:1:10: fatal error: stddef.h: No such file"
+    raised = "torch.exc.InductorError: CalledProcessError: Command '['/usr/bin/gcc']' returned non-zero exit status 1."
+
+    assert best_of(complaint, *TRACEBACK, raised) == f"possibly: {complaint}"
+    assert best_of(*TRACEBACK, raised) == f"possibly: {raised}"
+
+
+def test_how_torchrun_ends_by_the_signal_of_slurm_leaves_no_doubt_why() -> None:
+    ended = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 3961 got signal: 15"
+
+    assert best_of(*TRACEBACK, ended, TIME_LIMIT) == TIME_LIMIT
+
+
+def test_the_same_chain_of_exceptions_of_two_ranks_is_certain() -> None:
+    chain = (
+        *TRACEBACK,
+        "ImportError: x.so: undefined symbol",
+        "The above exception was the direct cause of the following exception:",
+        *TRACEBACK,
+        "RuntimeError: no model",
+    )
+    ranked = [f"[rank{rank}]: {line}" for rank in (4, 7) for line in chain]
+
+    assert best_of(*ranked) == "RuntimeError: no model; after: ImportError: x.so: undefined symbol (rank 4)"
+
+
+def test_a_progress_bar_is_no_part_of_a_message_and_no_line_is_named_twice() -> None:
+    assert best_of(*TRACEBACK, "OSError: [Errno 116] Stale file handle", " 21%|██  | 42/200 [1:10<4:24, 1.0s/it]") == (
+        "OSError: [Errno 116] Stale file handle"
+    )
+    raised = [
+        f"[rank{rank}]: {line}" for rank in (0, 1) for line in (*TRACEBACK, "x.BuildFailure: raised:", "KeyError: 1")
+    ]
+    assert best_of(*raised) == "x.BuildFailure: raised: KeyError: 1 (rank 0)"
+
+
+def test_that_srun_stops_waiting_says_less_than_that_the_step_was_cancelled() -> None:
+    ended = (
+        "slurmstepd: error: *** STEP 6.0 STEPD TERMINATED ON n1 AT 2020-12-14 DUE TO JOB NOT ENDING WITH SIGNALS ***"
+    )
+    waited = "srun: error: Timed out waiting for job step to complete"
+
+    assert best_of(ended, waited).startswith(f"possibly: {ended}")
