@@ -77,7 +77,7 @@ def ends_plainly(call: Callable[P, State[R]]) -> Callable[P, State[R]]:
         try:
             return call(*arguments, **named)
         except NightbridgeError as error:
-            run_log().error("%s", error)
+            run_log().error("%s", error, extra={"ends_flow": True})  # who called it as a function says it, too
             status = VerdictStatus.INVALID if isinstance(error, InvalidInput) else VerdictStatus.INFRASTRUCTURE
             return Failed(name=_title(status), message=str(error), data=error)
 

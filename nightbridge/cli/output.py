@@ -188,6 +188,8 @@ def writing(path: Path) -> Iterator[None]:
 
 ENGINE_WORDS = ("Finished in state", "Crash detected!")
 """What Prefect's engine says of any task or flow: the verdict, and what an interruption prints, say more."""
+FAILED_TASK = "Task run failed with "
+"""What it says of a task at each retry, and as an error after the last one: the flow says that one in our words."""
 
 FLOW_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 SHOWN_LETTERS, MAX_NAME = 300, 36
@@ -334,7 +336,8 @@ class RunTable(logging.Handler):
         """Take in a record: of a flow run whose name is a run key, or of one of its tasks."""
         message = printable(record.getMessage()).strip().partition("\n")[0][:SHOWN_LETTERS]
         run, stage = getattr(record, "flow_run_name", ""), getattr(record, "task_run_name", "")
-        if message.startswith(ENGINE_WORDS):
+        is_said_again = record.levelno >= logging.ERROR and message.startswith(FAILED_TASK)
+        if is_said_again or getattr(record, "ends_flow", False) or message.startswith(ENGINE_WORDS):
             return
         with self._guard:
             if stage:

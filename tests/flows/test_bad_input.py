@@ -205,6 +205,7 @@ def test_a_repository_that_cannot_be_reached_is_tried_again_and_then_given_up(
     reason = the_reason(finished, INFRASTRUCTURE)
     assert reason.startswith(f"{url}: the repository is unreachable")
     assert (place.folder / "workspace/nights/n1/log").read_text().count("Retry ") == 5
+    assert finished.stderr.count("the repository is unreachable") == 1
     assert place.leftovers() == []
 
 

@@ -84,6 +84,6 @@ def test_a_branch_that_was_never_pushed_is_no_change_that_fails(
     told = nightbridge_here(capfd, "try", file, "--bridge", "typo", "--system", site, "--markdown", comment)
 
     assert (told.returncode, told.stdout) == (2, "")
-    assert "has no such branch, tag or commit" in told.stderr
+    assert told.stderr.count("has no such branch, tag or commit") == 1
     assert not comment.exists()
     assert not (tmp_path / "workspace" / "runs").exists()
