@@ -62,6 +62,25 @@ def test_systemd_takes_the_units(installed: Path) -> None:
         assert (verified.returncode, verified.stderr) == (0, "")
 
 
+def test_the_workers_unit_shares_the_folder_of_prefects_workers_with_other_users(tmp_path: Path) -> None:
+    text = (CONF / "systemd" / "nightbridge-worker.service").read_text(encoding="utf-8")
+    (before,) = re.findall(r"^ExecStartPre=(.*runner_storage.*)$", text, re.MULTILINE)
+    command = shlex.split(before.replace("$$", "$"))
+    shared = tmp_path / "runner_storage"
+
+    for _ in range(2):
+        subprocess.run(command, env={"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)}, check=True)
+        assert shared.stat().st_mode & 0o7777 == 0o1777
+
+    shared.rmdir()
+    shared.touch()  # as little use as another user's folder, which root could write to
+    refused = subprocess.run(
+        command, env={"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert refused.returncode != 0
+    assert f"{shared} is of no use to this user" in refused.stderr
+
+
 def test_the_timer_and_the_service_mean_the_same_hour() -> None:
     service, timer = ((CONF / "systemd" / unit).read_text(encoding="utf-8") for unit in UNITS)
     arguments = shlex.split(the_value(service, "ExecStart"))
