@@ -148,16 +148,16 @@ def store_run(
             on_progress=on_progress,
         )
         unnamed = (LeftOut(path=path, reason="its name contains a secret") for path in named)
+        unmasked = (*left_out, *unnamed, *uploaded.left_out)
         left_out = tuple(
-            LeftOut(path=mask_text(each.path, values), reason=mask_text(each.reason, values))
-            for each in (*left_out, *unnamed, *uploaded.left_out)
+            LeftOut(path=mask_text(each.path, values), reason=mask_text(each.reason, values)) for each in unmasked
         )
         for each in left_out:
             _log.warning("not stored: %s", each)
 
         held.ensure_held()
         proved = {unit.path: unit.checkpoint for unit in units if unit.checkpoint is not None}
-        record = _masked_record(_record_of(request, measured, store, left_out, proved), values)
+        record = _masked_record(_record_of(request, measured, store, unmasked, proved), values)
         manifest = Manifest(
             run_key=request.run.run_key,
             attempt=request.job.attempt,

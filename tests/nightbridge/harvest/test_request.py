@@ -385,6 +385,20 @@ def test_a_file_that_is_named_like_a_secret_is_left_out_under_a_masked_name(
     assert not [key for key, data in objects(directory).items() if TOKEN in key or TOKEN.encode() in data]
 
 
+def test_a_checkpoint_below_a_folder_named_like_a_secret_is_not_called_verified(
+    directory: ObjectStore, left: LeftRun
+) -> None:
+    (whole, *_), folder = left.output.checkpoints, left.job_dir / "checkpoints" / TOKEN
+    shutil.copytree(whole.path, folder / whole.path.name)
+    found = whole.model_copy(update={"path": folder / whole.path.name})
+    output = left.output.model_copy(update={"checkpoints": (found,)})
+
+    record = LeftRun(**{**vars(left), "output": output}).harvest(directory)
+
+    assert record.left_out == ("checkpoints/********/iter_0000020: its name contains a secret",)
+    assert [each.state for each in record.checkpoints] == [CheckpointState.DAMAGED]
+
+
 def test_a_secret_inside_an_event_file_leaves_that_file_out(directory: ObjectStore, left: LeftRun) -> None:
     left.output.event_files[0].write_bytes(b"\x00" + TOKEN.encode())
     record = left.harvest(directory)
