@@ -143,7 +143,7 @@ worker: install
 	$(BIN)/prefect worker start --pool nightbridge
 
 night: install
-	$(BIN)/python -m nightbridge.flows.deploy night "$(NIGHT)" "$(DEPLOYMENT)"
+	$(BIN)/python -m nightbridge.flows.by_hand "$(NIGHT)" "$(DEPLOYMENT)"
 
 # The workspace holds the store: history and decisions, which nothing brings back.
 clean:

@@ -51,7 +51,6 @@ from nightbridge.tasks.limits import own_turn
 from nightbridge.tasks.night import (
     CatchUp,
     NightSkipped,
-    check_as_deployed,
     check_catch_up,
     check_same_tests,
     choose_night,
@@ -68,7 +67,7 @@ from nightbridge.tasks.night import (
 )
 from nightbridge.tasks.prefect_calls import add_tags, insist, night_tags, run_tags, send_events, tagged
 from nightbridge.tasks.report import report
-from nightbridge.tasks.site_access import store_of
+from nightbridge.tasks.site_access import check_as_deployed, store_of
 
 MAX_RUNS_AT_ONCE = 64
 """Runs of one night that are followed at once; each is a thread that mostly waits."""

@@ -20,10 +20,9 @@ from prefect.client.schemas.objects import TERMINAL_STATES, DeploymentSchedule, 
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment
-from prefect.settings import get_current_settings
 
 from nightbridge import config
-from nightbridge.blocks import HarvestStore, site_of
+from nightbridge.blocks import site_of
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.models import Model, Scenario, Site, SiteChoice, utc_now
 from nightbridge.nights.records import (
@@ -44,7 +43,7 @@ from nightbridge.nights.records import (
 )
 from nightbridge.rules import check_scenario
 from nightbridge.tasks.context import run_log, this_flow_run, this_night
-from nightbridge.tasks.prefect_calls import insist, on_server, show, tagged
+from nightbridge.tasks.prefect_calls import insist, on_server, show
 from nightbridge.tasks.prepare import check_place, node_limits, show_violations
 from nightbridge.tasks.site_access import store_of
 from nightbridge.tasks.stage import never_reused, patiently, stage
@@ -136,44 +135,6 @@ def check_catch_up(chosen: ChosenNight, policy: CatchUp) -> None:
         raise NightSkipped("a later night is due as well, and only the last missed one is run")
     if policy == "none" and chosen.late:
         raise NightSkipped(f"its slot was at {chosen.slot:%H:%M}, and missed nights are not run")
-
-
-def check_as_deployed(site: Site) -> None:
-    """Refuse a site that lacks the cluster or the store that its deployment was made with.
-
-    A Site block whose Slurm Cluster or Harvest Store block was deleted loads as one that never had any. The night would
-    run on the worker's own machine, or begin another history: nothing to compare with, and green. Where a form named
-    another site, that one is meant.
-
-    Raises:
-        InvalidInput: It does.
-    """
-    flow_run = this_flow_run()
-    without_cluster, without_store = site.cluster.kind == "local", site.store is None
-    if flow_run is None or flow_run.deployment_id is None or not (without_cluster or without_store):
-        return
-    deployment_id, given = flow_run.deployment_id, flow_run.parameters
-    made = insist("the deployment", on_server(lambda client: client.read_deployment(deployment_id)))
-    if any(made.parameters.get(name) != given.get(name) for name in SiteChoice.model_fields):
-        return
-    cluster = tagged(made.tags, "cluster")
-    if without_cluster and cluster not in ("", site.cluster.name):
-        raise _is_gone(f"Slurm Cluster block, and its deployment is for the cluster {cluster}")
-    kept = get_current_settings().results.default_storage_block or ""
-    kind, _, name = kept.partition("/")
-    if without_store and kind == HarvestStore.get_block_type_slug():
-        read = on_server(lambda client: client.read_block_document_by_name(name, kind))
-        url = str(insist("the deployment's store", read).data.get("url", ""))
-        if not (url.startswith("file://") and url.endswith("/store")):  # not that of a workspace, which may have moved
-            raise _is_gone(f"Harvest Store block, and its deployment keeps everything in {url}")
-
-
-def _is_gone(what: str) -> InvalidInput:
-    return InvalidInput(
-        f"has no {what}",
-        subject="the Site block",
-        advice="Pick the block again, or call `nightbridge deploy` with the site as it is now",
-    )
 
 
 def read_scenario(path: str, tests: Sequence[str] = ()) -> Scenario:

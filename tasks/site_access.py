@@ -11,17 +11,20 @@ from typing import cast
 
 from prefect.blocks.core import Block
 from prefect.blocks.system import Secret
+from prefect.settings import get_current_settings
 from pydantic import SecretStr
 
+from nightbridge.blocks import HarvestStore
 from nightbridge.errors import InvalidInput
-from nightbridge.models import RangeCommit, SecretRef, Site
+from nightbridge.models import RangeCommit, SecretRef, Site, SiteChoice
 from nightbridge.node_programs import RunOnNode
 from nightbridge.repos import commits
 from nightbridge.repos.git import git_logins
 from nightbridge.secrets import named_secrets, resolve_secret
 from nightbridge.slurm.node_command import run_on_node
 from nightbridge.store.object_store import ObjectStore, open_store
-from nightbridge.tasks.prefect_calls import away_is_transient
+from nightbridge.tasks.context import this_flow_run
+from nightbridge.tasks.prefect_calls import away_is_transient, insist, on_server, tagged
 
 
 def block_value(name: str) -> str:
@@ -49,6 +52,44 @@ def store_of(site: Site) -> ObjectStore:
         InvalidInput: The store's URL or settings cannot work, or a secret is not where the site names it.
     """
     return open_store(site.store_settings, block_value)
+
+
+def check_as_deployed(site: Site) -> None:
+    """Refuse a site that lacks the cluster or the store that its deployment was made with.
+
+    A Site block whose Slurm Cluster or Harvest Store block was deleted loads as one that never had any. The night would
+    run on the worker's own machine, or begin another history: nothing to compare with, and green. Where a form named
+    another site, that one is meant.
+
+    Raises:
+        InvalidInput: It does.
+    """
+    flow_run = this_flow_run()
+    without_cluster, without_store = site.cluster.kind == "local", site.store is None
+    if flow_run is None or flow_run.deployment_id is None or not (without_cluster or without_store):
+        return
+    deployment_id, given = flow_run.deployment_id, flow_run.parameters
+    made = insist("the deployment", on_server(lambda client: client.read_deployment(deployment_id)))
+    if any(made.parameters.get(name) != given.get(name) for name in SiteChoice.model_fields):
+        return
+    cluster = tagged(made.tags, "cluster")
+    if without_cluster and cluster not in ("", site.cluster.name):
+        raise _is_gone(f"Slurm Cluster block, and its deployment is for the cluster {cluster}")
+    kept = get_current_settings().results.default_storage_block or ""
+    kind, _, name = kept.partition("/")
+    if without_store and kind == HarvestStore.get_block_type_slug():
+        read = on_server(lambda client: client.read_block_document_by_name(name, kind))
+        url = str(insist("the deployment's store", read).data.get("url", ""))
+        if not (url.startswith("file://") and url.endswith("/store")):  # not that of a workspace, which may have moved
+            raise _is_gone(f"Harvest Store block, and its deployment keeps everything in {url}")
+
+
+def _is_gone(what: str) -> InvalidInput:
+    return InvalidInput(
+        f"has no {what}",
+        subject="the Site block",
+        advice="Pick the block again, or call `nightbridge deploy` with the site as it is now",
+    )
 
 
 def resolve_all(references: Mapping[str, SecretRef]) -> dict[str, str]:

@@ -23,7 +23,8 @@ from nightbridge.attribution.factor_search import Design
 from nightbridge.bisect.plan import REPOSITORIES, Searched
 from nightbridge.gate.control import pinned_image, run_at
 from nightbridge.gate.nodes import ABOUT_NODES, node_names, on_nodes
-from nightbridge.gate.suspects import neutral, requested_changes, variables_of
+from nightbridge.gate.suspects import neutral, requested_changes
+from nightbridge.launch.resources import variables_given
 from nightbridge.models import GitRepo, Model, RunRecord, RunSpec, Site, TestDefinition
 from nightbridge.models.series import NOT_IN_ENVIRONMENT
 
@@ -271,7 +272,7 @@ def _value(table: Mapping[str, Any], key: str) -> Any:
 
 
 def _environment(good: RunRecord, bad: RunRecord) -> Iterator[Factor]:
-    before, after = variables_of(good), variables_of(bad)
+    before, after = variables_given(good), variables_given(bad)
     for name in sorted(before.keys() | after.keys()):
         levels = before.get(name), after.get(name)
         old, new = (level and neutral(level, run) for level, run in zip(levels, (good, bad), strict=True))

@@ -9,9 +9,7 @@ that changes a recipe's default changes only the latter. What carries a run's ow
 and says nothing, so those are made the same first.
 """
 
-import itertools
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -25,6 +23,7 @@ from nightbridge.history.nightly_values import changed_topology, good_runs_befor
 from nightbridge.history.reading import DUMPED
 from nightbridge.history.rows import HistoryRow, facts_of, good_for
 from nightbridge.launch.config_container import ConfigContainer, container_differences, load_yaml
+from nightbridge.launch.resources import variables_given
 from nightbridge.models import RangeCommit, RepositoryChange, RunRecord, Suspects, ValueChange, Verdict, VerdictStatus
 from nightbridge.models.series import NOT_IN_ARGUMENTS, NOT_IN_ENVIRONMENT, NOT_IN_OVERRIDES
 from nightbridge.store.object_store import ObjectStore
@@ -255,28 +254,10 @@ def _surroundings(record: RunRecord) -> dict[str, Any]:
         "sbatch options": " ".join(neutral(option, record) for option in plan.sbatch_args),
         **{
             f"${name}": neutral(value, record)
-            for name, value in (variables_of(record) | plan.environment).items()
+            for name, value in (variables_given(record) | plan.environment).items()
             if not any(fnmatchcase(name, pattern) for pattern in NOT_IN_ENVIRONMENT)
         },
     }
-
-
-# The code's own path is where it lies that night, and no variable of anybody's.
-_EXPORT = re.compile(r"^export (?!PYTHONPATH=)(\w+)=(.*)$", re.MULTILINE)
-
-
-def variables_of(record: RunRecord) -> dict[str, str]:
-    """The environment variables of a run: its test's, and those of the site that its launcher was given."""
-    given: dict[str, str] = {}
-    for option, word in itertools.pairwise(record.plan.argv):
-        assignment = word if option == "-E" else word.removeprefix("export ") if option == "-cb" else ""
-        name, equals, value = assignment.partition("=")
-        if equals:
-            given[name] = value
-    # A workload without a launcher has them in the head of its own script.
-    for name, word in _EXPORT.findall((record.plan.batch_script or "").partition("\nsrun ")[0]):
-        given[name] = "".join(shlex.split(word))
-    return given | record.spec.test.extra_env_vars
 
 
 def _dumped(store: ObjectStore, rows: tuple[HistoryRow, HistoryRow], notes: list[str]) -> list[ValueChange]:

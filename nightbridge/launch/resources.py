@@ -3,7 +3,9 @@
 Time limits are read as CloudAI reads them, and in the forms of sbatch(1) that it does not know.
 """
 
+import itertools
 import re
+import shlex
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -11,10 +13,13 @@ from typing import Any
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.flags import GPUS_PER_NODE, LAUNCHER_TIME_LIMIT, Version, version_for_pin
 from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, grids_of
-from nightbridge.models import ClusterLimits, ClusterSettings, TestDefinition
+from nightbridge.models import ClusterLimits, ClusterSettings, RunRecord, TestDefinition
 from nightbridge.models.series import DEFAULT_NUM_GPUS
 
 _GPUS_PER_NODE_0_3 = 8
+
+# The code's own path is where it lies that night, and no variable of anybody's.
+_EXPORT = re.compile(r"^export (?!PYTHONPATH=)(\w+)=(.*)$", re.MULTILINE)
 
 
 def num_gpus(test: TestDefinition) -> int:
@@ -53,6 +58,20 @@ def variables_of(test: TestDefinition, cluster: ClusterSettings) -> dict[str, st
     """The variables of a run: the cluster's, and the test's own, which win, also where these are secrets."""
     variables = {**cluster.env_vars, **test.extra_env_vars}
     return {name: value for name, value in variables.items() if name not in test.secrets}
+
+
+def variables_given(record: RunRecord) -> dict[str, str]:
+    """The environment variables of a run: its test's, and those of the site that its launcher was given."""
+    given: dict[str, str] = {}
+    for option, word in itertools.pairwise(record.plan.argv):
+        assignment = word if option == "-E" else word.removeprefix("export ") if option == "-cb" else ""
+        name, equals, value = assignment.partition("=")
+        if equals:
+            given[name] = value
+    # A workload without a launcher has them in the head of its own script.
+    for name, word in _EXPORT.findall((record.plan.batch_script or "").partition("\nsrun ")[0]):
+        given[name] = "".join(shlex.split(word))
+    return given | record.spec.test.extra_env_vars
 
 
 def nodes_for(gpus: int, per_node: int) -> int:

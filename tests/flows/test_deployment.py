@@ -23,7 +23,8 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, PREFEC
 from prefect.states import Cancelled, Crashed, Failed, Late, Pending, Running, Suspended
 
 from nightbridge.errors import InvalidInput
-from nightbridge.flows.deploy import Request, deploy, main, start_night, without_server
+from nightbridge.flows.by_hand import main, start_night
+from nightbridge.flows.deploy import Request, deploy, without_server
 from nightbridge.models import SiteChoice, StoreSettings, utc_now
 from nightbridge.nights.records import NightStart, record_start
 from nightbridge.store.object_store import open_store
@@ -106,9 +107,9 @@ def former_automation() -> Automation:
     return Automation(name=FORMER_AUTOMATION, trigger=trigger, actions=[ChangeFlowRunState(state=StateType.CRASHED)])
 
 
-def flows_deploy(server: PrefectServer, folder: Path, *arguments: str) -> str:
-    """Run one of the commands that `make` runs."""
-    command = [sys.executable, "-m", "nightbridge.flows.deploy", *arguments]
+def make_night(server: PrefectServer, folder: Path, *arguments: str) -> str:
+    """What `make night` runs."""
+    command = [sys.executable, "-m", "nightbridge.flows.by_hand", *arguments]
     done = subprocess.run(command, env=server.environment, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
@@ -435,7 +436,7 @@ def test_a_night_asked_for_twice_is_one_flow_run(
         asked = [both.submit(copy_context().run, start_night, night) for _ in range(2)]
         at_once = [each.result() for each in asked]
     later = start_night(night)
-    by_make = flows_deploy(deployed, tmp_path, "night", night)
+    by_make = make_night(deployed, tmp_path, night)
 
     assert len({flow_run_in(printed) for printed in [*at_once, later, by_make]}) == 1
     assert at_once[0].startswith(f"night {night}: flow run ")
@@ -521,10 +522,10 @@ def test_a_night_of_an_own_deployment_is_started_and_goes_on_there(
 def test_a_wrong_deployment_a_wrong_night_and_a_server_that_is_away_are_said_without_a_traceback(
     deployed: PrefectServer, own_deployment: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    codes = [main(["night", "n1", "no-such"]), main(["night", "2026-11-21 01:00"])]
+    codes = [main(["n1", "no-such"]), main(["2026-11-21 01:00"])]
     away = {PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}
     with temporary_settings(away):
-        codes.append(main(["night", "n1"]))
+        codes.append(main(["n1"]))
 
     assert codes == [2, 2, 4]
     wrong_name, wrong_night, not_there = capsys.readouterr().err.splitlines()

@@ -1,9 +1,7 @@
 """Which night a scheduled flow run belongs to, by the schedules of its deployment, and when it was last retried."""
 
-from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 from zoneinfo import ZoneInfo
@@ -11,15 +9,12 @@ from zoneinfo import ZoneInfo
 import pytest
 from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, State, StateType
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.settings import PREFECT_RESULTS_DEFAULT_STORAGE_BLOCK, temporary_settings
 
 from nightbridge.errors import InvalidInput
 from nightbridge.models import (
-    ClusterSettings,
     NightReport,
     Scenario,
     Site,
-    StoreSettings,
     Verdict,
     VerdictStatus,
 )
@@ -29,7 +24,6 @@ from nightbridge.tasks import night as nights
 from nightbridge.tasks.night import (
     ChosenNight,
     NightSkipped,
-    check_as_deployed,
     check_catch_up,
     keep_start,
     night_of_schedule,
@@ -266,39 +260,3 @@ def test_a_retry_is_what_starts_a_flow_run_again_that_had_ended(names: str) -> N
 )
 def test_a_start_that_nobody_has_asked_for_is_no_retry(names: str) -> None:
     assert retried_at(history(names)) is None
-
-
-HOPPER = ClusterSettings(kind="slurm", name="hopper")
-S3 = StoreSettings(url="s3://nightly/llm")
-
-
-@pytest.mark.parametrize(
-    ("site", "picked", "said"),
-    [
-        ({"store": S3}, "hopper", "no Slurm Cluster block, and its deployment is for the cluster hopper"),
-        (
-            {"cluster": HOPPER},
-            "hopper",
-            "no Harvest Store block, and its deployment keeps everything in s3://nightly/llm",
-        ),
-        ({"cluster": HOPPER, "store": S3}, "hopper", ""),
-        ({}, "another", ""),  # picked in the form
-    ],
-    ids=["cluster gone", "store gone", "as deployed", "another site"],
-)
-def test_a_site_block_that_has_lost_its_cluster_or_its_store_is_refused(
-    site: dict[str, Any], picked: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = FlowRun(flow_id=uuid4(), deployment_id=uuid4(), parameters={"scenario": "a.toml", "system": picked})
-    client = SimpleNamespace(
-        read_deployment=lambda _: SimpleNamespace(
-            parameters={"system": "hopper"}, tags=["nightbridge", "cluster:hopper"]
-        ),
-        read_block_document_by_name=lambda name, kind: SimpleNamespace(data={"url": f"s3://nightly/{name}"}),
-    )
-    monkeypatch.setattr(nights, "this_flow_run", lambda: run)
-    monkeypatch.setattr(nights, "on_server", lambda call: lambda: call(client))
-
-    results = temporary_settings({PREFECT_RESULTS_DEFAULT_STORAGE_BLOCK: "nightbridge-harvest-store/llm"})
-    with results, pytest.raises(InvalidInput, match=said) if said else nullcontext():
-        check_as_deployed(Site(workspace=tmp_path, **site))

@@ -16,7 +16,7 @@ from nightbridge.attribution.axes import (
     not_exchanged,
     weights_of,
 )
-from nightbridge.gate.suspects import variables_of
+from nightbridge.launch.resources import variables_given
 from nightbridge.models import ClusterSettings, GitRepo, RunRecord, Site
 from tests.builders import BRIDGE_URL, make_record
 
@@ -103,7 +103,7 @@ def test_variables_of_the_test_and_of_the_site_are_factors() -> None:
     before = record(argv=("-E", "NCCL_ALGO=Ring", "-cb", "export A=1,2"), extra_env_vars={"X": "1"})
     after = record(argv=("-E", "NCCL_ALGO=Tree"), extra_env_vars={"X": "1", "HF_HOME": "/cache"})
 
-    assert variables_of(before) == {"NCCL_ALGO": "Ring", "A": "1,2", "X": "1"}
+    assert variables_given(before) == {"NCCL_ALGO": "Ring", "A": "1,2", "X": "1"}
     assert factors_of(before, after) == [
         ("environment", "A", "1,2", None),
         ("environment", "NCCL_ALGO", "Ring", "Tree"),
@@ -229,7 +229,7 @@ def test_variables_of_the_site_are_factors_of_a_run_without_a_launcher_as_well()
     before = exporting("PYTHONPATH=/checkouts/a", "NCCL_ALGO='Ring, Tree'", 'CACHE="$HOME/cache"')
     after = exporting("PYTHONPATH=/checkouts/b", "NCCL_ALGO=Tree", 'CACHE="$HOME/cache"')
 
-    assert variables_of(before) == {"NCCL_ALGO": "Ring, Tree", "CACHE": "$HOME/cache"}
+    assert variables_given(before) == {"NCCL_ALGO": "Ring, Tree", "CACHE": "$HOME/cache"}
     assert factors_of(before, after) == [("environment", "NCCL_ALGO", "Ring, Tree", "Tree")]
 
 
