@@ -277,7 +277,8 @@ def _show_nights(
     from nightbridge.nights.status import night_lines
 
     if not found:
-        advice = "Check --store and --workspace, or run a night"
+        # A night is recorded once Prefect has started, which takes some seconds.
+        advice = "One that has just been started is here within a minute; else check --store and --workspace"
         raise InvalidInput("no night yet", subject=f"{store.url} in {site.workspace}", advice=advice)
     runs_of = [(night, _statuses(night, store, site, test_id)) for night in found]
     if test_id and not any(runs for _night, runs in runs_of):

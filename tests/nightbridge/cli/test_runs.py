@@ -283,6 +283,8 @@ def test_a_store_without_nights_is_told(nightbridge: Program, tmp_path: Path) ->
 
     assert nightbridge("ls", *site)[0] == 2
     assert "no night that ended" in nightbridge("history", *site)[2]
+    for command in ("status", "ls"):
+        assert "One that has just been started is here within a minute" in nightbridge(command, *site)[2]
 
 
 def test_a_log_is_followed_to_the_end_of_its_job(
