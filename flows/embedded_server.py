@@ -33,6 +33,10 @@ _NO_KEY = -1
 _KEPT_VARIABLES = re.compile(r"PATH|HOME|USER|TMPDIR|TZ|LANG|LD_LIBRARY_PATH|(?:LC|XDG|PREFECT)_\w+")
 _ENVIRONMENT = {
     "PREFECT_UI_ENABLED": "0",
+    # It is asked for no blocks, and who saves one brings its type: to look for new types is a quarter of its start. The
+    # second one keeps a server that is to have them from believing that they are in its database.
+    "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
+    "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
     "PREFECT__SERVER_EPHEMERAL": "1",
     "PREFECT__SERVER_FINAL": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

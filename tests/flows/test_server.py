@@ -128,6 +128,17 @@ def test_a_thread_that_is_left_behind_starts_no_other_one_as_the_process_ends(en
     assert said == "the process is ending\n"
 
 
+def test_it_looks_for_no_blocks_and_leaves_what_a_server_with_blocks_believes_of_its_database(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    memory = tmp_path / "prefect" / "memo_store.toml"
+    believed = memory.read_text()
+
+    start(STARTS_ONE.replace("time.sleep(600)", ""), environment).communicate(timeout=300)
+
+    assert memory.read_text() == believed  # of another database's types, which are not in this one's
+
+
 def test_prefect_uses_it_wherever_it_needs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_home(tmp_path / "prefect")
     database = f"sqlite+aiosqlite:///{tmp_path}/prefect/prefect.db"

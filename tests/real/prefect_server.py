@@ -35,6 +35,9 @@ For each schedule that is deployed it writes so many flow runs and meanwhile ref
 for two seconds; a hundred by default.
 """
 
+BLOCKS_ARE_THERE = {"PREFECT_API_BLOCKS_REGISTER_ON_START": "false", "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false"}
+"""For a database that has the types of Prefect's blocks: to look for new ones is a quarter of a server's start."""
+
 
 @dataclass
 class PrefectServer:
@@ -75,11 +78,11 @@ class PrefectServer:
         """Start it, and wait until it answers; the first time with an empty database."""
         if not self.database_url and not self.home.exists():
             make_home(self.home)
-        self._serve(patience)
+        self._serve(BLOCKS_ARE_THERE, patience)
 
-    def _serve(self, patience: float) -> None:
+    def _serve(self, settings: Mapping[str, str], patience: float) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
-        environment = {**os.environ, "PREFECT_HOME": str(self.home), **BUSY_MACHINE, **self.settings}
+        environment = {**os.environ, "PREFECT_HOME": str(self.home), **BUSY_MACHINE, **settings, **self.settings}
         if self.database_url:
             environment["PREFECT_API_DATABASE_CONNECTION_URL"] = self.database_url
         with self.log.open("ab") as output:
@@ -207,7 +210,7 @@ def _empty_home() -> Path:
         if not (made / "home").exists():
             with tempfile.TemporaryDirectory(dir=made) as folder:
                 server = PrefectServer(Path(folder))
-                server._serve(patience=900)
+                server._serve({}, patience=900)
                 server.stop()
                 server.home.rename(made / "home")
     return made / "home"
@@ -220,7 +223,7 @@ def _empty_database(postgres: Postgres) -> str:
         if not kept.exists():
             with tempfile.TemporaryDirectory(dir=made) as folder:
                 server = PrefectServer(Path(folder), database_url=postgres.make_database("unused"))
-                server.start()
+                server._serve({}, patience=900)
                 server.stop()
                 dump = Path(folder) / kept.name
                 dump.write_text(postgres.dump("unused"), encoding="utf-8")
