@@ -75,11 +75,13 @@ _HARMLESS = re.compile(
     r"|when one has already been registered|for benchmark choice ",
     re.IGNORECASE,
 )
-_LISTED = re.compile(r"\s*\w+ \.{3,} |\s*[a-z]+_\w+: (?i:null|none|true|false|[\d.e+-]+)\s*$")
-"""A setting in the list that a program prints as it starts, which may be called after an error."""
-INFORMS = re.compile(r"(?<![=\w])(?:INFO|DEBUG)\b|level=info|(?:^|: |\[)[DI]\d{0,4} [a-zA-Z\d]")
+_LISTED = re.compile(
+    r"\s*\w+ \.{3,} |\s*[a-z]+_\w+: (?i:null|none|true|false|<n/a>|[\d.e+-]+)\s*$|\s*traceback : To enable "
+)
+"""A setting in the list that a program prints as it starts, and a field of torchrun's summary, which say nothing."""
+INFORMS = re.compile(r"(?<![=\w])(?:INFO|DEBUG)\b|level=info|(?:^|: |\[)[DI]\d{0,4} [a-zA-Z\d]|\] datetime: \d{4}-")
 REMARKS = re.compile(
-    INFORMS.pattern + r"|(?:^|: |\[)W\d{0,4} [a-zA-Z\d]|(?:^|srun: error: )\s*(?:If|Hint|Note|Tip|To|Try)\b"
+    INFORMS.pattern + r"|(?:^|: |\[|\[NeMo )W\d{0,4} [a-zA-Z\d]|(?:^|srun: error: )\s*(?:If|Hint|Note|Tip|To|Try)\b"
     r"|(?i:\b(?:retry|retrying|falling back|skipping|ignor(?:ed|ing))\b)"
 )
 """The level of a line that does not complain, as Python, glog and torch write it; a process that continues; advice."""

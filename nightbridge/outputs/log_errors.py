@@ -122,7 +122,8 @@ class ErrorFinder:
         """Whether a line that only sounds like a failure can be better than what was found."""
         if self._best_kind() in lines.OF_A_PROCESS:
             return False
-        if self._in_traceback and self._before.sub("", line, count=1)[:1].isspace():
+        is_in_stack = self._in_traceback or lines.NAMED_RANK.match(line)
+        if is_in_stack and self._before.sub("", line, count=1)[:1].isspace():
             return False
         return lines.SOUNDS not in self._possible and (
             lines.WORDED not in self._possible or bool(lines.SOUNDS_SO.search(line))
@@ -264,8 +265,7 @@ class ErrorFinder:
         ended the job for all after it.
         """
         best = min(self._possible, default=lines.ENDED)
-        rivals = {lines.SOUNDS} if kind == "cause" and self._is_uncaught else lines.OUTLIVABLE
-        sounds_so = self._possible[best] if kind in lines.AT_FIRST_HAND and best in rivals else ""
+        sounds_so = self._possible[best] if kind in lines.AT_FIRST_HAND and best in lines.OUTLIVABLE else ""
         if self._found.get(kind or "summary") != self._ended_for_all:
             return sounds_so or self._ended_for_all
         return sounds_so or next((said for said in self._found.values() if said != self._ended_for_all), "")

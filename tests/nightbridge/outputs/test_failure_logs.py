@@ -475,6 +475,8 @@ def test_ray_heads_what_a_worker_raised_with_an_exception_of_its_own() -> None:
         "  error_injection_rate ............................ 0",
         "  error_injection_rate: 0",
         "  exit_on_missing_checkpoint: false",
+        "  error_file: <N/A>",
+        "[NeMo W 2025-03-14 09:12:57 zarr:68] Could not import Zarr, some checkpoints will not be readable",
         "2025-03-14 09:12:50.114209: E external/local_xla/cuda_dnn.cc:9261] Unable to register cuDNN factory: "
         "Attempting to register factory for plugin cuDNN when one has already been registered",
         "[NeMo W nemo_logging:361] pydub/utils.py:170: RuntimeWarning: Couldn't find ffmpeg - an error may follow",
@@ -486,13 +488,18 @@ def test_what_every_start_prints_does_not_compete_with_an_exception(line: str) -
     assert best_of(line, *TRACEBACK, "ValueError: bad shape") == "ValueError: bad shape"
 
 
-def test_a_line_with_a_word_only_does_not_compete_with_what_ended_a_rank() -> None:
-    line = "    will not load any checkpoints and will start from random"
+def test_what_megatron_went_on_after_does_not_compete_with_what_ended_a_rank() -> None:
+    line, phase = "    will not load any checkpoints", "[after model is built] datetime: 2025-03-14 09:13:21"
     ranked = [f"[rank3]: {text}" for text in (*TRACEBACK, "ValueError: bad shape")]
 
-    assert best_of(line, *ranked) == "ValueError: bad shape (rank 3)"
-    assert best_of("lattice 7 failed", *ranked) == "possibly: ValueError: bad shape; also: lattice 7 failed (rank 3)"
-    assert best_of(line, *TRACEBACK, "ValueError: bad shape").startswith("possibly: ValueError: bad shape; also: ")
+    assert best_of(line, *ranked) == f"possibly: ValueError: bad shape; also: {line.strip()} (rank 3)"
+    assert best_of(line, phase, *ranked) == "ValueError: bad shape (rank 3)"
+
+
+def test_a_statement_of_a_stack_that_the_log_begins_within_does_not_compete() -> None:
+    assert best_of("[rank4]:     assert a % b == 0, 'cannot divide'", "[rank4]: AssertionError: 2 is no multiple") == (
+        "AssertionError: 2 is no multiple (rank 4)"
+    )
 
 
 def test_that_torchrun_ends_the_other_ranks_is_no_sign_of_going_on() -> None:
