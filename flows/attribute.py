@@ -35,7 +35,7 @@ from nightbridge.errors import PermanentError
 from nightbridge.flows.bisect import MAX_AT_ONCE, search
 from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
-from nightbridge.flows.pipeline import verdict_of
+from nightbridge.flows.pipeline import pipeline_verdict
 from nightbridge.flows.threads import side_by_side
 from nightbridge.gate.nodes import on_nodes
 from nightbridge.models import RunRecord, Site
@@ -138,5 +138,5 @@ def _descend(
 
 def _run_design(planned: PlannedRun, plan: AttributionPlan, bad: RunRecord, site: Site) -> ExchangeRun:
     run = on_nodes(design_run(plan, bad, planned), nodes_at(plan.factors, planned.design, bad))
-    verdict = verdict_of(run, site)
+    verdict = pipeline_verdict(run, site)
     return run_of(plan, planned, verdict, record_of(verdict, site))

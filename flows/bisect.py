@@ -13,7 +13,7 @@ from nightbridge.bisect.result import BisectResult, Point, next_points, point_of
 from nightbridge.blocks import site_of
 from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
-from nightbridge.flows.pipeline import verdict_of
+from nightbridge.flows.pipeline import pipeline_verdict
 from nightbridge.flows.threads import side_by_side
 from nightbridge.models import RunRecord, Site
 from nightbridge.nights.liveness import alive
@@ -70,5 +70,5 @@ def search(plan: BisectPlan, base: RunRecord, site: Site, at_once: int | None) -
 
 def _run_point(chosen: tuple[int, int], plan: BisectPlan, base: RunRecord, site: Site) -> Point:
     index, number = chosen
-    verdict = verdict_of(point_run(plan, base, index, number), site)
+    verdict = pipeline_verdict(point_run(plan, base, index, number), site)
     return point_of(plan, index, number, verdict, record_of(verdict, site))

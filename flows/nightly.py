@@ -57,7 +57,7 @@ from nightbridge.tasks.night import (
     fix_night,
     keep_start,
     last_retry,
-    make_plan,
+    make_night_plan,
     own_night,
     plan_of,
     plan_of_this_run,
@@ -196,7 +196,7 @@ def _new_plan(
         decided = chosen.night
         if tests and earlier:
             check_same_tests(wanted, earlier)
-        return make_plan(wanted, chosen, site, choice)
+        return make_night_plan(wanted, chosen, site, choice)
     except Exception as error:  # a defect, too, is an end that somebody has to hear of
         ends = {NightSkipped: "skipped", InvalidInput: "invalid"}
         end = next((end for kind, end in ends.items() if isinstance(error, kind)), "infrastructure")

@@ -67,7 +67,7 @@ def pipeline(run: RunSpec, site: Site, request: AttemptRequest = NO_REQUEST) -> 
     return state_of_verdict(verdict)
 
 
-def verdict_of(run: RunSpec, site: Site) -> Verdict:
+def pipeline_verdict(run: RunSpec, site: Site) -> Verdict:
     """Run one pipeline as a subflow; whatever becomes of it is a verdict."""
     try:
         verdict: Verdict = result_of(pipeline(run, site, return_state=True))

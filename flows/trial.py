@@ -15,7 +15,7 @@ from nightbridge.blocks import site_of
 from nightbridge.errors import InvalidInput
 from nightbridge.flows.final_states import ends_plainly
 from nightbridge.flows.forms import ClusterField, StoreField, SystemField
-from nightbridge.flows.pipeline import verdict_of
+from nightbridge.flows.pipeline import pipeline_verdict
 from nightbridge.gate.nodes import on_nodes
 from nightbridge.gate.paired_trial import (
     EXIT_CODES,
@@ -60,7 +60,7 @@ def try_flow(  # noqa: D417  (`SiteChoice` describes the others)
         test_id: Which of its tests; needed where it has several.
         most_pairs: Pairs at most; by the test's policy when unset.
     """
-    trial, control = plan_trial(run_of(scenario, test_id), change, utc_now())
+    trial, control = plan_trial(tried_run(scenario, test_id), change, utc_now())
     site = site_of(system=system, cluster=cluster, store=store, workspace=workspace)
     trial, control = interrupted(*of_commits(trial, control, resolve_change(change, control, site)), site)
     trial = with_noise(trial, control, site)
@@ -75,7 +75,7 @@ def try_flow(  # noqa: D417  (`SiteChoice` describes the others)
     return kind(name=trial.answer.title().replace(" ", ""), message=f"{trial.change}: {trial.answer}", data=trial)
 
 
-def run_of(file: str, test_id: str | None) -> RunSpec:
+def tried_run(file: str, test_id: str | None) -> RunSpec:
     """The one run of a file, or of the test of it that is named.
 
     Raises:
@@ -99,6 +99,6 @@ def _pair(trial: Trial, control: RunSpec, started: int, site: Site) -> list[Tria
     for number in (started + 1, started + 2):
         run = on_nodes(trial_arm(control, trial.change, number), arms[-1].nodes if arms else "")
         get_run_logger().info("pair %d: %s", (number + 1) // 2, run.arm.role if run.arm else "")
-        verdict = stored_verdict(run, site) or verdict_of(run, site)
+        verdict = stored_verdict(run, site) or pipeline_verdict(run, site)
         arms.append(arm_result(run, verdict, record_of(verdict, site)))
     return arms

@@ -26,7 +26,7 @@ from nightbridge.locking import brief_lease
 from nightbridge.models import ImageImport, Model, Site
 from nightbridge.nights.liveness import living
 from nightbridge.nights.records import nights_without_end, plan_path, read_plan, read_verdict
-from nightbridge.repos.checkouts import old_changed_trees, unfinished
+from nightbridge.repos.checkouts import old_changed_trees, unfinished_checkouts
 from nightbridge.repos.environments import unneeded_bases
 from nightbridge.slurm.attempt_files import ATTEMPT_FILE, JOB_SCRIPT, last_attempt
 from nightbridge.slurm.attempts import ENDED_FILE
@@ -208,7 +208,7 @@ def find_old_checkouts(workspace: Path, policy: Policy) -> list[Removal]:
         found += choose([*_still_there(_folder, checkouts)], policy, used, now=time.time())
         changed = [tree for tree in old_changed_trees(repository) if _named(tree, _CHECKOUT) not in used]
         found += old_leftovers(changed, "modified copy, replaced by a fresh one")
-        found += old_leftovers(unfinished(repository), "left by an interrupted checkout")
+        found += old_leftovers(unfinished_checkouts(repository), "left by an interrupted checkout")
     return found
 
 

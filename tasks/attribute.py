@@ -13,7 +13,7 @@ from nightbridge.attribution.attribution_plan import (
     find_rows,
     images_range,
     keep_plan,
-    make_plan,
+    make_attribution_plan,
     plan_of_range,
     rows_of_test,
     same_change,
@@ -64,7 +64,9 @@ def find_plan(test_id: str, request: AttributionRequest, site: Site) -> Attribut
     store = store_of(site)
     rows = find_rows(store, test_id, site.cluster.name, request)
     shift = find_change(rows, partial(verdict_of, store), request, decisions_of(store, rows))
-    plan = same_change(store, shift, request) or make_plan(rows, shift, partial(load_record, store), request)
+    plan = same_change(store, shift, request) or make_attribution_plan(
+        rows, shift, partial(load_record, store), request
+    )
     return plan.model_copy(update={"policy": request.policy, "budget": request.budget})
 
 
@@ -143,7 +145,7 @@ def _range_of_commits(result: AttributionResult, group: Group, site: Site) -> Bi
     store, plan = store_of(site), result.plan
     request = descent_request(result, group)
     every = rows_of_test(store, plan.test_id, plan.cluster)
-    return bisect_plans.make_plan(
+    return bisect_plans.make_bisect_plan(
         searched_rows(every, request),
         partial(commits_between, site),
         partial(verdict_of, store),

@@ -15,7 +15,7 @@ from nightbridge.bisect.plan import (
     Repository,
     keep_plan,
     load_plan,
-    make_plan,
+    make_bisect_plan,
     point_key,
 )
 from nightbridge.bisect.result import (
@@ -65,7 +65,7 @@ def find_plan(test_id: str, request: BisectRequest, site: Site) -> BisectPlan:
     series = nights_of(every)[-1].own.series
     rows = [row for row in every if row.series == series]
     verdicts = partial(verdict_of, store)
-    return make_plan(
+    return make_bisect_plan(
         rows,
         partial(commits_between, site),
         verdicts,

@@ -26,7 +26,7 @@ from nightbridge.slurm.attempts import (
     unrecorded_ends,
 )
 from nightbridge.slurm.factory import cluster_of
-from nightbridge.slurm.outcome import classify
+from nightbridge.slurm.outcome import classify_job
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.states import BY_EXIT_FILE, LOST, WAITING, waiting_words
 from nightbridge.slurm.submission import submit_attempt
@@ -205,7 +205,7 @@ def watch(job: Job, plan: LaunchPlan, site: Site) -> Job:
     # A file system that ended the job may be away for as long as a store: without the evidence its end is a guess.
     note = partial(note_waiting, plan.run_key, site.workspace)
     evidence = wait_out(lambda: evidence_of(run), (TransientError,), first_delay=first_delay(), note=note)
-    ended = classify(ended, evidence)
+    ended = classify_job(ended, evidence)
     ended = ended.model_copy(update={"outcome_reason": display.masked(ended.outcome_reason)})
     record_ended(ended)
     get_run_logger().info("job %d: %s %s", job.job_id, ended.outcome, ended.outcome_reason)

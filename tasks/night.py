@@ -210,7 +210,7 @@ def check_same_tests(scenario: Scenario, earlier: NightStart) -> None:
         )
 
 
-def make_plan(scenario: Scenario, chosen: ChosenNight, site: Site, choice: SiteChoice) -> NightPlan:
+def make_night_plan(scenario: Scenario, chosen: ChosenNight, site: Site, choice: SiteChoice) -> NightPlan:
     """Settle what runs, and keep it: a restart and a cancellation go by the plan.
 
     Raises:

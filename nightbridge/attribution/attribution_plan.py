@@ -175,7 +175,7 @@ def find_change(
     return requested_shift(rows, verdict_of, request.metric, decisions)
 
 
-def make_plan(
+def make_attribution_plan(
     rows: Sequence[HistoryRow], shift: Shift, read: Callable[[str], RunRecord | None], request: AttributionRequest
 ) -> AttributionPlan:
     """Find what changed between both nights. `read` reads the record of a run by its prefix.

@@ -197,7 +197,7 @@ class BisectPlan(SearchTarget, SearchedRange, StoredModel):
         return self.all_commits[place - 1].commit if place else self.good
 
 
-def make_plan(
+def make_bisect_plan(
     rows: Sequence[HistoryRow],
     find_commits: FindCommits,
     verdict_of: VerdictOf,

@@ -20,7 +20,7 @@ from nightbridge.cli.options import (
     note_no_site,
     open_site_store,
     refuse_ignored,
-    site_options,
+    with_site_options,
 )
 from nightbridge.cli.output import (
     is_terminal,
@@ -53,7 +53,7 @@ _REST_OF_DATE = {4: "-01-01", 7: "-01"}
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask whether it may cost what it costs.")]
 
 
-@site_options("system", "store", "workspace")
+@with_site_options("system", "store", "workspace")
 def history(
     choice: "SiteChoice",
     test_id: Annotated[
@@ -152,7 +152,7 @@ def _show_all_tests(store: "ObjectStore", since: str, as_json: bool, as_csv: boo
         note(f"no night that ended in {store.url}")
 
 
-@site_options("system", "store", "workspace")
+@with_site_options("system", "store", "workspace")
 def migrate(choice: "SiteChoice") -> None:
     """Give the history that an earlier version wrote its columns; may be killed, and run again."""
     from nightbridge.history.reading import migrate_history
@@ -162,7 +162,7 @@ def migrate(choice: "SiteChoice") -> None:
     note(f"{done.number} series migrated")
 
 
-@site_options("system", "store", "workspace")
+@with_site_options("system", "store", "workspace")
 def compare(
     choice: "SiteChoice",
     run_key: RunKeyArgument,
@@ -185,7 +185,7 @@ def compare(
     return verdict.exit_code
 
 
-@site_options("system", "store", "workspace")
+@with_site_options("system", "store", "workspace")
 def accept(
     choice: "SiteChoice",
     target: Annotated[str, typer.Argument(metavar="[RUN|SERIES]", help=f"{RUN_HELP} Or a series.")] = "",
@@ -270,7 +270,7 @@ def _withdraw(site: "Site", target: str, who: str, why: str, as_json: bool) -> N
     show(as_json, document, lambda: [f"withdrawn: {stored.decision.text}", f"{level} ({rejudged})"])
 
 
-@site_options("system", "store", "workspace")
+@with_site_options("system", "store", "workspace")
 def golden(
     choice: "SiteChoice",
     run_key: RunKeyArgument,
@@ -291,7 +291,7 @@ def golden(
         note(f"written: {out}")
 
 
-@site_options("system", "store", "workspace")
+@with_site_options("system", "store", "workspace")
 def parity(
     choice: "SiteChoice",
     run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="The run that is compared with.")],
@@ -336,7 +336,7 @@ def parity(
     return 1 if faults else 0
 
 
-@site_options("system", "cluster", "store", "workspace")
+@with_site_options("system", "cluster", "store", "workspace")
 def bisect(
     choice: "SiteChoice",
     test_id: TestIdArgument,
@@ -392,7 +392,7 @@ def bisect(
     return 0 if result.culprits else 1
 
 
-@site_options("system", "cluster", "store", "workspace")
+@with_site_options("system", "cluster", "store", "workspace")
 def attribute(
     choice: "SiteChoice",
     test_id: TestIdArgument,
@@ -460,7 +460,7 @@ def _goes_on(yes: bool) -> bool:
     return False
 
 
-@site_options("system", "cluster", "store", "workspace")
+@with_site_options("system", "cluster", "store", "workspace")
 def try_change(
     choice: "SiteChoice",
     file: ScenarioArgument,

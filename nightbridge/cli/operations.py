@@ -12,7 +12,7 @@ from nightbridge.cli.options import (
     load_site,
     note_no_site,
     open_site_store,
-    site_options,
+    with_site_options,
 )
 from nightbridge.cli.output import note, note_all, print_all, show
 from nightbridge.errors import InvalidInput, NightbridgeError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nightbridge.notify import Notice
 
 
-@site_options("system", "cluster", "store", "workspace")
+@with_site_options("system", "cluster", "store", "workspace")
 def deploy(
     choice: "SiteChoice",
     files: Annotated[
@@ -51,7 +51,7 @@ def deploy(
         note(line)
 
 
-@site_options("system", "cluster", "store", "workspace")
+@with_site_options("system", "cluster", "store", "workspace")
 def watchdog(
     choice: "SiteChoice",
     by: Annotated[str, typer.Option("--by", metavar="HH:MM", help="When every verdict has to be there.")],
@@ -97,7 +97,7 @@ def watchdog(
     return _alert(notice_of(watch), site, watch.exit_code) if watch.exit_code else 0
 
 
-@site_options("system", "cluster", "store", "workspace")
+@with_site_options("system", "cluster", "store", "workspace")
 def doctor(
     choice: "SiteChoice",
     as_json: JsonOption = False,

@@ -49,7 +49,7 @@ _SITE_OPTIONS: Mapping[SiteOption, Any] = {
 }
 
 
-def site_options(*names: SiteOption) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
+def with_site_options(*names: SiteOption) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
     """Give a command these options, which name a site; its first parameter receives them as a `SiteChoice`."""
 
     def decorate(command: Callable[..., _R]) -> Callable[..., _R]:

@@ -20,7 +20,7 @@ from nightbridge.cli.options import (
     note_no_site,
     open_site_store,
     refuse_ignored,
-    site_options,
+    with_site_options,
 )
 from nightbridge.cli.output import (
     is_terminal,
@@ -58,7 +58,7 @@ class Terminated(BaseException):
     """SIGTERM was received."""
 
 
-@site_options("system", "cluster", "store", "workspace")
+@with_site_options("system", "cluster", "store", "workspace")
 def run_scenario(
     choice: "SiteChoice",
     file: ScenarioArgument,
@@ -118,7 +118,7 @@ def run_scenario(
     return report.exit_code
 
 
-@site_options("system", "store", "workspace")
+@with_site_options("system", "store", "workspace")
 def list_nights(
     choice: "SiteChoice",
     limit: Annotated[int, typer.Option("--limit", min=1, help="How many nights at most, the newest first.")] = 14,
@@ -135,7 +135,7 @@ def list_nights(
         note(f"no night in {opened.url} yet")
 
 
-@site_options("system", "cluster", "store", "workspace")
+@with_site_options("system", "cluster", "store", "workspace")
 def status(
     choice: "SiteChoice",
     name: Annotated[
@@ -169,7 +169,7 @@ def status(
         _show_run_status(run_key, attempts, site, as_json)
 
 
-@site_options("system", "cluster", "store", "workspace")
+@with_site_options("system", "cluster", "store", "workspace")
 def list_runs(
     choice: "SiteChoice",
     test_id: Annotated[str, typer.Argument(metavar="[TEST_ID]", help="Only the runs of this test.")] = "",
@@ -184,7 +184,7 @@ def list_runs(
     _show_nights(find_nights(store, limit=limit), store, site, as_json, test_id)
 
 
-@site_options("system", "cluster", "store", "workspace")
+@with_site_options("system", "cluster", "store", "workspace")
 def logs(
     choice: "SiteChoice",
     run_key: RunKeyArgument,
@@ -214,7 +214,7 @@ def logs(
         show_text_file(path) if not errors else print_all(_errors_in(path))
 
 
-@site_options("system", "cluster", "store", "workspace")
+@with_site_options("system", "cluster", "store", "workspace")
 def cancel(
     choice: "SiteChoice",
     run_key: Annotated[str, typer.Argument(metavar="[RUN]", help=RUN_HELP)] = "",

@@ -13,7 +13,7 @@ from nightbridge.cli.options import (
     RunKeyArgument,
     load_site,
     open_site_store,
-    site_options,
+    with_site_options,
 )
 from nightbridge.cli.output import note, note_all, print_all, show, show_progress, write_file
 from nightbridge.errors import DamagedData, InvalidInput
@@ -110,7 +110,7 @@ def _loaded(judged: "Mapping[str, object]", python: str) -> dict[str, object]:
     return {"reason": "; ".join(filter(None, (str(judged["reason"]), str(loaded)))), "loaded": loaded.model_dump()}
 
 
-@site_options("system", "store", "workspace")
+@with_site_options("system", "store", "workspace")
 def verify(
     choice: "SiteChoice",
     run_key: RunKeyArgument,
@@ -130,7 +130,7 @@ def verify(
     print_all([f"{found.url}: every object is there and whole"])
 
 
-@site_options("system", "store", "workspace")
+@with_site_options("system", "store", "workspace")
 def fetch(
     choice: "SiteChoice",
     run_key: RunKeyArgument,
@@ -141,16 +141,16 @@ def fetch(
     ] = None,
 ) -> None:
     """Download a stored run and verify every byte; the same command resumes an interrupted download."""
-    from nightbridge.harvest.manifest import last_attempt
+    from nightbridge.harvest.manifest import last_attempt_prefix
     from nightbridge.harvest.restore import fetch_run
     from nightbridge.nights.records import find_run
 
     opened = open_site_store(load_site(choice))
-    manifest = fetch_run(opened, last_attempt(opened, find_run(opened, run_key)), dest, show_progress, only)
+    manifest = fetch_run(opened, last_attempt_prefix(opened, find_run(opened, run_key)), dest, show_progress, only)
     print_all([f"{dest}: {len(manifest.files)} files of {manifest.run_key}, attempt {manifest.attempt}"])
 
 
-@site_options("system", "store", "workspace")
+@with_site_options("system", "store", "workspace")
 def prune(
     choice: "SiteChoice",
     days: Annotated[float, typer.Option("--days", min=1, help="Remove what was not used for so many days.")] = 30,
@@ -201,7 +201,7 @@ def prune(
         note(f"{kept}{stored}. `nightbridge du` shows what all of it takes")
 
 
-@site_options("system", "store", "workspace")
+@with_site_options("system", "store", "workspace")
 def du(choice: "SiteChoice", as_json: JsonOption = False) -> None:
     """Show what workspace and store take, part by part and test by test; every object of the store is listed."""
     from nightbridge.prune import Usage, disk_usage

@@ -15,7 +15,7 @@ from nightbridge.cli.options import (
     TestsDirOption,
     block_values,
     load_site,
-    site_options,
+    with_site_options,
 )
 from nightbridge.cli.output import is_terminal, note, note_all, show
 from nightbridge.errors import InvalidInput, NightbridgeError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 OutputForm = Literal["text", "json", "github"]
 
 
-@site_options("system", "cluster", "workspace")
+@with_site_options("system", "cluster", "workspace")
 def validate(
     choice: "SiteChoice",
     files: Annotated[
@@ -98,7 +98,7 @@ def _limits_of(site: "Site") -> "ClusterLimits | None":
         return None
 
 
-@site_options("system", "cluster")
+@with_site_options("system", "cluster")
 def render(
     choice: "SiteChoice",
     file: ScenarioArgument,

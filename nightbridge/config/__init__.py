@@ -9,12 +9,12 @@ Scenarios are loaded when one of their names is first used: a command that reads
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from nightbridge.config.sites import load_site
+from nightbridge.config.sites import read_site_file
 
 if TYPE_CHECKING:
     from nightbridge.config.scenarios import load, only_tests, runs
 
-__all__ = ["load", "load_site", "only_tests", "runs"]
+__all__ = ["load", "only_tests", "read_site_file", "runs"]
 
 
 def __getattr__(name: str) -> object:

@@ -39,7 +39,7 @@ def shows_secret(address: str) -> bool:
     return _IN_ADDRESS.match(address.strip()) is not None
 
 
-def holds_secret(text: str) -> bool:
+def looks_secret(text: str) -> bool:
     """Whether a text holds a token of a known form or an address with a password; `${NAME}` is neither."""
     return secrets.holds_secret(without_variables(text))
 

@@ -15,7 +15,7 @@ from nightbridge.config.arguments import (
     SECRET_NAME,
     Arguments,
     SweepChoice,
-    holds_secret,
+    looks_secret,
     names_secret,
     read_arguments,
     read_hetero_arguments,
@@ -158,9 +158,9 @@ def _check_secrets(table: TestTable, findings: Findings) -> bool:
             "contains a password, which process lists and logs would show; put it in enroot's .credentials file",
         )
     for key, value in table.extra_cmd_args.items():
-        if holds_secret(key) or holds_secret(value):
+        if looks_secret(key) or looks_secret(value):
             findings.problem(
-                ("extra_cmd_args",) if holds_secret(key) else ("extra_cmd_args", key),
+                ("extra_cmd_args",) if looks_secret(key) else ("extra_cmd_args", key),
                 "contains a token or a password, which process lists and logs would show; "
                 "name it in extra_env_vars as env:NAME or block:NAME",
             )
@@ -226,7 +226,7 @@ def _variable_axes(table: TestTable, findings: Findings) -> Iterator[SweepAxis]:
             continue
         path = ("extra_env_vars", name)
         if any(
-            names_secret(name, value) or value.startswith(REFERENCE_PREFIXES) or holds_secret(value) for value in values
+            names_secret(name, value) or value.startswith(REFERENCE_PREFIXES) or looks_secret(value) for value in values
         ):
             findings.problem(path, "contains secrets, which cannot be swept over; write one")
         elif not values:
@@ -273,7 +273,7 @@ def _split_secrets(
             continue  # swept over
         path = ("extra_env_vars", name)
         named = value.startswith(REFERENCE_PREFIXES) or names_secret(name, value)
-        if not named and not holds_secret(value):
+        if not named and not looks_secret(value):
             variables[name] = value
             if value and SECRET_NAME.search(name):
                 findings.warn(

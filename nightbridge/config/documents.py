@@ -216,7 +216,7 @@ class Layered:
         """The merged table; it holds only what was written."""
         merged: dict[str, Any] = {}
         for layer in self.layers:
-            merged = merge(merged, layer.table)
+            merged = overlay(merged, layer.table)
         return merged
 
     def origin(self, path: KeyPath) -> Layer:
@@ -243,12 +243,12 @@ class Layered:
         return {dotted(path): self.where(path) for path in paths}
 
 
-def merge(below: Table, above: Table) -> dict[str, Any]:
+def overlay(below: Table, above: Table) -> dict[str, Any]:
     """Lay one table over another; neither is changed."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
-        merged[key] = merge(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+        merged[key] = overlay(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
     return merged
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from nightbridge.config.arguments import holds_secret, names_secret, read_secret
+from nightbridge.config.arguments import looks_secret, names_secret, read_secret
 from nightbridge.config.cloudai_compat import check_options, sbatch_options
 from nightbridge.config.documents import (
     AnyModel,
@@ -17,7 +17,7 @@ from nightbridge.config.documents import (
     KeyPath,
     Layer,
     Layered,
-    merge,
+    overlay,
     read_document,
     validated,
 )
@@ -73,7 +73,7 @@ class CloudaiSystem(Model):
     monitor_interval: float | None = None
 
 
-def load_site(path: Path) -> tuple[Site, tuple[str, ...]]:
+def read_site_file(path: Path) -> tuple[Site, tuple[str, ...]]:
     """Read a CloudAI system file or a site file.
 
     A site file has the fields of `Site`: `workspace`, `[cluster]`, `[store]` and so on. Secrets, such as the store's
@@ -95,7 +95,7 @@ def load_site(path: Path) -> tuple[Site, tuple[str, ...]]:
         site = at_home(site)
         if document.table.get("workspace") == "":
             findings.problem(("workspace",), "is empty; write the folder that the compute nodes see")
-        if site.store is not None and holds_secret(site.store.url):
+        if site.store is not None and looks_secret(site.store.url):
             findings.problem(
                 ("store", "url"), "contains a password, which logs would show; write access_key and secret_key"
             )
@@ -128,7 +128,7 @@ def _check_variables(variables: Mapping[str, str], findings: Findings) -> None:
         named = names_secret(name, value)
         if named and is_cloudai:
             findings.problem((*base, name), "contains a secret; write it as env:NAME in the tests' extra_env_vars")
-        elif named or holds_secret(value):
+        elif named or looks_secret(value):
             findings.warn(
                 (*base, name),
                 "contains a secret, which process lists and logs will show; write it as env:NAME in the tests' "
@@ -151,7 +151,7 @@ def plain_site(choice: SiteChoice) -> tuple[Site, tuple[str, ...]] | None:
     system, cluster, store = choice.system, choice.cluster, choice.store
     if (system and not system.endswith(".toml")) or (store and "://" not in store):
         return None
-    site, warnings = load_site(Path(system)) if system else (Site(), ())
+    site, warnings = read_site_file(Path(system)) if system else (Site(), ())
     changes: dict[str, Any] = {"workspace": (choice.workspace or site.workspace).absolute()}
     if cluster:
         named = cluster_called(cluster, site.cluster)
@@ -196,7 +196,7 @@ def cluster_called(name: str, own: ClusterSettings) -> tuple[ClusterSettings, tu
     if name == own.kind or (name == own.name and name != "local"):
         return own, warnings
     if name.endswith(".toml"):
-        site, warnings = load_site(Path(name))
+        site, warnings = read_site_file(Path(name))
         other = site.cluster
     elif name not in PLAIN_CLUSTERS:
         return None
@@ -242,5 +242,5 @@ def _own_site(document: Document, findings: Findings) -> dict[str, Any]:
         inner = table.get(outer[0]) if outer else table
         if isinstance(inner, dict) and isinstance(inner.get(key), str):
             read = {key: read_secret(inner[key], path, findings)}
-            table = merge(table, {outer[0]: read} if outer else read)
+            table = overlay(table, {outer[0]: read} if outer else read)
     return table

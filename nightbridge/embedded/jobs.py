@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nightbridge.embedded.notation import node_expression, node_names
+from nightbridge.embedded.notation import node_expression, simulated_nodes
 from nightbridge.embedded.process_tree import (
     ProcessIdentity,
     is_elsewhere,
@@ -124,7 +124,7 @@ class LocalJob:
     @property
     def hosts(self) -> list[str]:
         """The names of its nodes; the first ones where its request names none."""
-        return list(self.request.hosts) or node_names(self.request.nodes)
+        return list(self.request.hosts) or simulated_nodes(self.request.nodes)
 
     @property
     def nodes(self) -> str:
@@ -264,7 +264,7 @@ def reason(job: LocalJob) -> str:
     return {"waiting": "Dependency", "never": "DependencyNeverSatisfied"}.get(dependency_state(job), "Resources")
 
 
-def read_config(root: Path) -> LocalClusterConfig:
+def read_cluster_config(root: Path) -> LocalClusterConfig:
     """The cluster's configuration; the defaults before it was first opened."""
     record = read_record(root / "cluster.json")
     return LocalClusterConfig(**record) if record is not None else LocalClusterConfig()

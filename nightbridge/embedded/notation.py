@@ -132,14 +132,14 @@ _PIECE = re.compile(r"\[[^\]]*\]|[^\[\]]+")
 _PATTERN = re.compile(r"%([%A-Za-z])")
 
 
-def node_names(count: int) -> list[str]:
+def simulated_nodes(count: int) -> list[str]:
     """The simulated nodes of a job of `count` nodes: node1, node2... All are this machine."""
     return [f"node{number}" for number in range(1, count + 1)]
 
 
 def node_expression(nodes: Sequence[str]) -> str:
     """Nodes as Slurm abbreviates them: `node1`, `node[1-4]`; others than the first ones as `node2,node4`."""
-    is_first = len(nodes) > 1 and list(nodes) == node_names(len(nodes))
+    is_first = len(nodes) > 1 and list(nodes) == simulated_nodes(len(nodes))
     return f"node[1-{len(nodes)}]" if is_first else ",".join(nodes)
 
 

@@ -102,7 +102,7 @@ def _choose_hosts(nodes: int, options: Mapping[str, str]) -> tuple[str, ...]:
     """The named nodes, and the first others that are not excluded: as many as wanted."""
     named, excluded = (notation.hostnames(options.get(option, "")) for option in ("nodelist", "exclude"))
     known = {*named, *excluded}
-    others = (name for name in notation.node_names(nodes + len(known)) if name not in known)
+    others = (name for name in notation.simulated_nodes(nodes + len(known)) if name not in known)
     return tuple(itertools.islice(itertools.chain(named, others), nodes))
 
 

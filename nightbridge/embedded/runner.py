@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     job = jobs.read_job(folder)
     assert job is not None
     try:
-        _record_end(job, _wait_for_turn(job) or _JobRun(job, jobs.read_config(job.root)).to_its_end())
+        _record_end(job, _wait_for_turn(job) or _JobRun(job, jobs.read_cluster_config(job.root)).to_its_end())
     except BaseException:  # shown in runner.log; what it was makes no difference to the job's processes
         _kill_tree(job)
         raise
@@ -138,7 +138,7 @@ def _place_in_queue(job: jobs.LocalJob, ended: set[int]) -> int:
             ended.add(other.job_id)
         elif other.started_at is not None or (other.job_id < job.job_id and jobs.dependency_state(other) == "ready"):
             ahead += 1
-    return max(0, ahead + 1 - jobs.read_config(job.root).slots)
+    return max(0, ahead + 1 - jobs.read_cluster_config(job.root).slots)
 
 
 class _JobRun:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nightbridge.embedded import notation, process_tree
-from nightbridge.embedded.jobs import JOB_VARIABLE, KILL_PATIENCE, LocalJob, read_config, read_job
+from nightbridge.embedded.jobs import JOB_VARIABLE, KILL_PATIENCE, LocalJob, read_cluster_config, read_job
 from nightbridge.errors import InvalidInput, PermanentError
 from nightbridge.sbatch_options import split_options
 
@@ -70,7 +70,7 @@ class _Step:
         self.environment = environment
         self.kill_on_bad_exit = options.get("kill-on-bad-exit", "0") not in {"0", "no"}
         self.wait = float(wait)
-        self.kill_wait = read_config(job.root).kill_wait
+        self.kill_wait = read_cluster_config(job.root).kill_wait
         self.error = 2  # where the tasks' errors go
         self.pipes: list[tuple[int, int]] = []  # from a task, to a file
         self.running: dict[int, int] = {}  # pid -> task

@@ -24,7 +24,7 @@ from nightbridge.gate.evidence import Contract
 from nightbridge.gate.judging import Rejudged, judge_again
 from nightbridge.gate.suspects import CommitsBetween
 from nightbridge.gate.trend import Trend, trends
-from nightbridge.harvest.manifest import last_attempt, load_record
+from nightbridge.harvest.manifest import last_attempt_prefix, load_record
 from nightbridge.history.history_store import compact
 from nightbridge.history.nightly_values import up_to
 from nightbridge.history.reading import has_rows, read_history
@@ -193,7 +193,7 @@ def _place_of(store: ObjectStore, target: str, cluster: str) -> tuple[str, str, 
     """Cluster, series, and the run's night; no night where a series was named."""
     if is_series(target) and has_rows(store, cluster, target):
         return cluster, target, ""
-    record = load_record(store, last_attempt(store, target))
+    record = load_record(store, last_attempt_prefix(store, target))
     if record is None:
         raise InvalidInput("no record of this run", subject=target, advice="Give a run key or a series")
     return record.job.cluster, record.series, record.spec.night

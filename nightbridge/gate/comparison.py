@@ -23,7 +23,7 @@ from nightbridge.gate.control import (
     change_looked_for,
     moved_back,
     rerun_reason,
-    rule,
+    ruling_of,
     said,
 )
 from nightbridge.gate.decisions import in_force, is_accepted, passed_by_ended
@@ -362,7 +362,7 @@ def _with_control(
         strays=strays,
         needed=tonight.evidence.proof,
     )
-    ruling = rule(metric, series.gate, tonight.nights, seen)
+    ruling = ruling_of(metric, series.gate, tonight.nights, seen)
     sign = 1 if metric.lower_is_better else -1
     worse = comparison.model_copy(update={"status": "regressed"})
     if ruling.kind == "stands":

@@ -246,7 +246,7 @@ class Ruling(NamedTuple):
     control: float = math.nan
 
 
-def rule(metric: Metric, gate: GatePolicy, nights: Sequence[NightRuns], seen: Seen) -> Ruling:
+def ruling_of(metric: Metric, gate: GatePolicy, nights: Sequence[NightRuns], seen: Seen) -> Ruling:
     """What tonight's pairs, and those of the nights before, say of a metric. `nights`: oldest first, tonight last."""
     # A regression that was reported is over or stands: its own pairs say nothing of a further one.
     reported = max((at for at, night in enumerate(nights[:-1]) if metric.name in night.own.worse), default=-1)
@@ -255,9 +255,9 @@ def rule(metric: Metric, gate: GatePolicy, nights: Sequence[NightRuns], seen: Se
         difference
         for night in nights[max(0, since - NOISE_NIGHTS) : since]
         if metric.name not in night.own.worse
-        for difference in differences(night, metric, seen.field)
+        for difference in pair_differences(night, metric, seen.field)
     ]
-    proof = seen.proof([differences(night, metric, seen.field) for night in nights[since:]], earlier)
+    proof = seen.proof([pair_differences(night, metric, seen.field) for night in nights[since:]], earlier)
     is_as_bad = seen.regressed or (seen.excess >= seen.stood / 2 and proof.clear < CLEAR)
     if seen.stood and is_as_bad and _had_its_pairs(metric, nights[:-1]):
         return Ruling("stands", proof)
@@ -291,7 +291,7 @@ def rule(metric: Metric, gate: GatePolicy, nights: Sequence[NightRuns], seen: Se
 def _had_its_pairs(metric: Metric, past: Sequence[NightRuns]) -> bool:
     """Whether what stands was seen beside the last good point; where an arm died, it is tried again for some nights."""
     stood = [*itertools.takewhile(lambda night: metric.name in night.own.worse, reversed(past))]
-    return len(stood) >= TRIED_NIGHTS or any(differences(night, METRIC_BY_NAME[ASKS_FOR_PAIRS]) for night in stood)
+    return len(stood) >= TRIED_NIGHTS or any(pair_differences(night, METRIC_BY_NAME[ASKS_FOR_PAIRS]) for night in stood)
 
 
 def most_pairs(gate: GatePolicy, longer: bool = True) -> int:
@@ -365,7 +365,7 @@ def _gain(difference: float, spread: float, change: float) -> float:
     return change * (believed - change / 2) / spread**2
 
 
-def differences(night: NightRuns, metric: Metric, field: str = "") -> list[float]:
+def pair_differences(night: NightRuns, metric: Metric, field: str = "") -> list[float]:
     """Of each pair of a night that measured a metric in both arms, the relative difference, positive for worse."""
     found = []
     for pair in pairs_of(night):

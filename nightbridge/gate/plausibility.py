@@ -90,7 +90,7 @@ def implausible(record: RunRecord) -> tuple[str, ...]:
     )
 
 
-def what_ran(record: RunRecord) -> dict[str, dict[str, Scalar]]:
+def quantities_by_source(record: RunRecord) -> dict[str, dict[str, Scalar]]:
     """Every quantity by source, the plan first."""
     test, summary = record.spec.test, record.summary
     found: dict[str, dict[str, Scalar]] = {}
@@ -159,7 +159,7 @@ def _gpu_type(test: TestDefinition) -> str:
 
 def _contradictions(record: RunRecord) -> Iterator[str]:
     tolerances = {quantity.name: quantity.tolerance for quantity in QUANTITIES}
-    for name, values in what_ran(record).items():
+    for name, values in quantities_by_source(record).items():
         if record.summary.start_step and name in NOT_AFTER_RESUME:
             continue
         first, *others = values.values() or (None,)
@@ -227,7 +227,7 @@ def _impossible_speeds(record: RunRecord) -> Iterator[str]:
     if gpu is None:
         return
     # An override or the recipe may choose what the arguments do not say; the run's own configuration then does.
-    said = " ".join(map(str, what_ran(record)["precision"].values()))
+    said = " ".join(map(str, quantities_by_source(record)["precision"].values()))
     precision, peak = next(
         ((name, value) for name, value in (("fp4", gpu.fp4), ("fp8", gpu.fp8)) if name in said), ("bf16", gpu.bf16)
     )

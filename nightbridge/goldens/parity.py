@@ -290,7 +290,7 @@ def follow(reference: Curve, curve: Curve, policy: ReferencePolicy) -> Following
     )
 
 
-def compare_runs(
+def run_parity(
     a: "pd.DataFrame",
     b: "pd.DataFrame",
     *,

@@ -222,7 +222,7 @@ def committed_attempts(store: ObjectStore, run_key: str) -> tuple[str, ...]:
     return tuple(found[number] for number in sorted(found))
 
 
-def last_attempt(store: ObjectStore, run_key: str) -> str:
+def last_attempt_prefix(store: ObjectStore, run_key: str) -> str:
     """The prefix of the attempt that counts.
 
     Raises:

@@ -221,14 +221,14 @@ class SeriesObjects(NamedTuple):
         return [(row.key, row.row.model_dump_json() if row.row else packed_texts[row.position]) for row in self.rows]
 
 
-def folder_of(cluster: str, series: str) -> str:
+def series_folder(cluster: str, series: str) -> str:
     """Where the objects of a series are. A cluster may be called anything, so its name is quoted."""
     return f"{ROOT}/{quote(cluster, safe='')}/{series}"
 
 
 def put_row(store: ObjectStore, row: HistoryRow) -> None:
     """Write a version of a row, under a name that no other has; a later one, or attempt of its run, replaces it."""
-    key = f"{folder_of(row.cluster, row.series)}/{row.night}-{row.run_key}.{new_stamp()}.json"
+    key = f"{series_folder(row.cluster, row.series)}/{row.night}-{row.run_key}.{new_stamp()}.json"
     store.put(key, row.model_dump_json(indent=2).encode() + b"\n")
 
 
@@ -295,7 +295,7 @@ def compact(store: ObjectStore, cluster: str, series: str, least: int = COMPACT_
     Raises:
         DamagedData: An object cannot be read; nothing was changed.
     """
-    folder = folder_of(cluster, series)
+    folder = series_folder(cluster, series)
     if len(small_objects(folder, store.list(folder))) < least:
         return 0
     found = read_objects(store, folder)
@@ -322,7 +322,7 @@ def write_generation(
         rows: Its rows, as the runs themselves say.
         at: When reading the runs began: what others have written since is newer.
     """
-    folder = folder_of(cluster, series)
+    folder = series_folder(cluster, series)
     given = {row.run_key: (key_of(row, new_stamp(at)), row.model_dump_json()) for row in rows}
     while True:
         small = small_objects(folder, store.list(folder))

@@ -25,9 +25,9 @@ from nightbridge.history.history_store import (
     Pack,
     RowKey,
     compact,
-    folder_of,
     list_generations,
     read_objects,
+    series_folder,
     write_generation,
 )
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, row_of, table_of
@@ -77,7 +77,7 @@ def series_of(store: ObjectStore, run: RunSpec, cluster: str) -> str:
 
 def has_rows(store: ObjectStore, cluster: str, series: str) -> bool:
     """Whether the store has anything of a series."""
-    return next(iter(store.list(folder_of(cluster, series))), None) is not None
+    return next(iter(store.list(series_folder(cluster, series))), None) is not None
 
 
 def read_history(store: ObjectStore, cluster: str, series: str, since: str = "") -> tuple[HistoryRow, ...]:
@@ -86,7 +86,7 @@ def read_history(store: ObjectStore, cluster: str, series: str, since: str = "")
     Raises:
         DamagedData: A row cannot be read. Leaving it out would move the baseline unseen.
     """
-    return read_objects(store, folder_of(cluster, series)).history_rows(since)
+    return read_objects(store, series_folder(cluster, series)).history_rows(since)
 
 
 def read_recent(store: ObjectStore, cluster: str, series: str, night: str) -> tuple[HistoryRow, ...]:
@@ -96,7 +96,7 @@ def read_recent(store: ObjectStore, cluster: str, series: str, night: str) -> tu
         DamagedData: One of them cannot be read.
     """
     for groups in (NEWEST_GROUPS, None):
-        found = read_objects(store, folder_of(cluster, series), groups)
+        found = read_objects(store, series_folder(cluster, series), groups)
         past = [key for key in found.keys if key.night < night]
         since = past[first_that_counts(past)].order if past else ""
         if not found.cut or (since > found.cut and any(map(is_good, past))):
@@ -136,7 +136,7 @@ def find_series(store: ObjectStore, test_id: str, cluster: str | None = None) ->
             objects.setdefault((unquote(match[1]), match[2]), []).append(match[3])
     known = []
     for names, keys in objects.items():
-        nights = _nights(store, folder_of(*names), keys)
+        nights = _nights(store, series_folder(*names), keys)
         if nights:
             order, last_night = max(nights.values())
             known.append((order, len(nights), StoredSeries(*names, rows=len(nights), last_night=last_night)))
@@ -197,7 +197,7 @@ def export_history(store: ObjectStore, path: Path) -> Done:
     with new_file(path) as stream, writers[path.suffix](pa.PythonFile(stream, "w"), table_of([]).schema) as writer:
 
         def write(cluster: str, series: str) -> int:
-            texts = [text for _key, text in read_objects(store, folder_of(cluster, series)).texts()]
+            texts = [text for _key, text in read_objects(store, series_folder(cluster, series)).texts()]
             writer.write_table(table_of(texts))
             return len(texts)
 
@@ -211,9 +211,9 @@ def migrate_history(store: ObjectStore) -> Done:
     """
 
     def migrate(cluster: str, series: str) -> int:
-        before = list_generations(store, folder_of(cluster, series))
+        before = list_generations(store, series_folder(cluster, series))
         compact(store, cluster, series, least=0)
-        return list_generations(store, folder_of(cluster, series)) != before
+        return list_generations(store, series_folder(cluster, series)) != before
 
     return _of_each_series(store, migrate)
 

@@ -135,11 +135,11 @@ def is_path(text: str) -> bool:
 
 def _existing(written: str) -> Path:
     path = Path(os.path.expanduser(written)).absolute()
-    check_file(path)
+    check_image_file(path)
     return path
 
 
-def check_file(path: Path) -> None:
+def check_image_file(path: Path) -> None:
     """Check that an image's file is there.
 
     Raises:

@@ -90,7 +90,7 @@ PLACEHOLDER = Path("/placeholder")
 _CONTAINER_RUNTIME = ("MELLANOX_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
 
 
-def make_plan(
+def make_launch_plan(
     spec: RunSpec,
     checkout: Checkout,
     image: Image,
@@ -168,7 +168,7 @@ def placeholder_plan(spec: RunSpec, site: Site, limits: ClusterLimits | None = N
     """Plan a run without a checkout: the version comes from a pin that looks like a tag, paths are placeholders.
 
     Raises:
-        InvalidInput: As for `make_plan`, by the flag table of that version.
+        InvalidInput: As for `make_launch_plan`, by the flag table of that version.
     """
     bridge, nemo_run = spec.test.megatron_bridge, spec.test.nemo_run_repo
     checkout = Checkout(
@@ -187,7 +187,7 @@ def placeholder_plan(spec: RunSpec, site: Site, limits: ClusterLimits | None = N
     image = Image(kind="none") if reference == "none" else Image(kind="sqsh", path=PLACEHOLDER / "images/image.sqsh")
     attempt_dir = PLACEHOLDER / "runs" / spec.run_key / "a1"
     known = known_in(version_for_pin(bridge.commit))
-    return make_plan(spec, checkout, image, limits or ClusterLimits(), site, 1, attempt_dir, known=known)
+    return make_launch_plan(spec, checkout, image, limits or ClusterLimits(), site, 1, attempt_dir, known=known)
 
 
 def launcher_version(known: KnownFlags) -> Version:

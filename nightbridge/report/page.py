@@ -35,7 +35,7 @@ from nightbridge.report.tables import (
     gravest_first,
     headline_of,
     next_command,
-    point_of,
+    sweep_point_of,
 )
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _section(run: ReportedRun) -> Section:
     points, cells = _night_points(verdict, rows)[-SPARKLINE_NIGHTS:], cells_of(verdict)
     return Section(
         run=run,
-        point=point_of(tonight) if tonight else "",
+        point=sweep_point_of(tonight) if tonight else "",
         words=STATUS_WORDS[verdict.status],
         notes=(*run.notes, *(tonight.summary.notes if tonight else ())),
         cells=tuple(cells) if any(cells) else (),

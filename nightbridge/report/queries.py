@@ -11,7 +11,7 @@ from nightbridge.gate.evidence import Contract, own_bands, read_scalars, run_val
 from nightbridge.gate.judging import judge
 from nightbridge.gate.run_verdict import compare_with
 from nightbridge.gate.trend import Trend, trends
-from nightbridge.harvest.manifest import foreign_objects, last_attempt, load_record, read_manifest
+from nightbridge.harvest.manifest import foreign_objects, last_attempt_prefix, load_record, read_manifest
 from nightbridge.harvest.restore import verify_run
 from nightbridge.history.nightly_values import rows_until
 from nightbridge.history.reading import StoredSeries, find_series, read_history
@@ -19,7 +19,7 @@ from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict
 from nightbridge.nights.records import like_test, read_verdict
 from nightbridge.numbers import format_percent
-from nightbridge.report.tables import point_of
+from nightbridge.report.tables import sweep_point_of
 from nightbridge.store.object_store import ObjectStore
 from nightbridge.store.transfers import Progress
 
@@ -51,7 +51,7 @@ class TestHistory(Model):
         """Which of the test's series this is, and what others there are; nothing where it is the only one."""
         if not self.others:
             return ()
-        point = point_of(self.rows[-1]) if self.rows else ""
+        point = sweep_point_of(self.rows[-1]) if self.rows else ""
         shown = ", ".join(filter(None, (self.series, point)))
         others = [f"{one.series} until {one.last_night}" for one in self.others[:MAX_OTHERS]]
         more = len(self.others) - len(others)
@@ -98,7 +98,7 @@ def verify_stored(
     Raises:
         InvalidInput: The run is not in the store.
     """
-    prefix = last_attempt(store, run_key)
+    prefix = last_attempt_prefix(store, run_key)
     problems, manifest = check(store, prefix, on_progress), read_manifest(store, prefix)
     return Verification(
         run_key=run_key,
@@ -186,12 +186,12 @@ def parity_stored(store: ObjectStore, run_a: str, run_b: str, policy: ReferenceP
         InvalidInput: One of them is not in the store.
         DamagedData: One of them is not what was committed, or has no scalars.
     """
-    from nightbridge.goldens.parity import DEFAULT_ITERATIONS, compare_runs
+    from nightbridge.goldens.parity import DEFAULT_ITERATIONS, run_parity
 
     a, b = _metrics(store, run_a), _metrics(store, run_b)
     records = (_record(store, run) for run in (run_a, run_b))
     bands = own_bands(store, max(records, key=lambda record: row_of(record, None).order))
-    return compare_runs(a, b, names=(run_a, run_b), policy=policy or DEFAULT_ITERATIONS, bands=bands)
+    return run_parity(a, b, names=(run_a, run_b), policy=policy or DEFAULT_ITERATIONS, bands=bands)
 
 
 def golden_stored(store: ObjectStore, run_key: str) -> str:
@@ -269,7 +269,7 @@ def _percent(share: float | None) -> str:
 
 
 def _record(store: ObjectStore, run_key: str) -> RunRecord:
-    prefix = last_attempt(store, run_key)
+    prefix = last_attempt_prefix(store, run_key)
     record = load_record(store, prefix)
     if record is None:
         raise DamagedData("no record", subject=store.url_of(prefix), advice="Harvest the run again")
@@ -277,4 +277,4 @@ def _record(store: ObjectStore, run_key: str) -> RunRecord:
 
 
 def _metrics(store: ObjectStore, run_key: str) -> "pd.DataFrame":
-    return read_scalars(store, last_attempt(store, run_key))
+    return read_scalars(store, last_attempt_prefix(store, run_key))

@@ -297,7 +297,7 @@ def format_point(point: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.rpartition('.')[2]} = {format_choice(value)}" for name, value in point.items())
 
 
-def point_of(row: "HistoryRow") -> str:
+def sweep_point_of(row: "HistoryRow") -> str:
     """The point of a run of a sweep, its fields by name; empty where there is no sweep."""
     return format_point(dict(sorted(row.sweep_point.items())))
 

@@ -134,7 +134,7 @@ def find_changes(folder: Path, commit: str, *, timeout: float = 600.0) -> list[s
     return _find_changes(folder, commit, bool(with_submodules), timeout, digest)
 
 
-def unfinished(repository: Path) -> list[Path]:
+def unfinished_checkouts(repository: Path) -> list[Path]:
     """The folders in which check-outs of a repository, a folder of `checkouts`, work or were killed at work."""
     return [path for path in repository.glob(".*.tmp") if path.is_dir()]
 

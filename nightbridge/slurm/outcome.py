@@ -283,7 +283,7 @@ _RULES: tuple[_Rule, ...] = (
 )
 
 
-def classify(job: Job, evidence: RunEvidence) -> Job:
+def classify_job(job: Job, evidence: RunEvidence) -> Job:
     """Set the outcome of an ended job, and the reason in a few words.
 
     Success needs Slurm's state (or the exit file, where Slurm was silent) and the run's own evidence to agree.

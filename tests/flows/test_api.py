@@ -22,7 +22,7 @@ from nightbridge.attribution.attribution_result import AttributionResult
 from nightbridge.bisect.result import BisectResult
 from nightbridge.errors import InvalidInput, TransientError
 from nightbridge.flows import nightly_regression, run_pipeline
-from nightbridge.flows.trial import run_of
+from nightbridge.flows.trial import tried_run
 from nightbridge.gate.paired_trial import ProposedChange, Trial
 from nightbridge.goldens.parity import Parity
 from nightbridge.models import NightReport, SweepResult, Verdict
@@ -156,7 +156,7 @@ def test_a_trial_of_a_file_with_several_tests_names_them(folder: Path, test_id: 
     with pytest.raises(
         InvalidInput, match=rf"{told}, not one\. Name one of its tests, and none that is a sweep: one, two"
     ):
-        run_of(str(write_scenario("one", "two")), test_id)
+        tried_run(str(write_scenario("one", "two")), test_id)
 
 
 @pytest.mark.parametrize("num_gpus", [2, 0])

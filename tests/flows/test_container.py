@@ -17,7 +17,7 @@ import pytest
 from examples.practice.repositories import make_practice_repositories
 from nightbridge.config.scenarios import load, runs
 from nightbridge.images.image import pull_image
-from nightbridge.launch.launch_plan import make_plan
+from nightbridge.launch.launch_plan import make_launch_plan
 from nightbridge.models import (
     CheckpointState,
     ClusterSettings,
@@ -211,7 +211,7 @@ def pull_and_run(name: str, site: Site) -> Ran:
     limits = cluster.limits()
     assert not errors_of(check_test(spec.test, limits, checkout))
     attempt = current_attempt(site.workspace, spec.run_key, site.cluster)
-    plan = make_plan(spec, checkout, image, limits, site, attempt.attempt, attempt.attempt_dir)
+    plan = make_launch_plan(spec, checkout, image, limits, site, attempt.attempt, attempt.attempt_dir)
     job = submit_attempt(plan, attempt, cluster, {})
     status = wait_for_end(cluster, job.job_id)
     return Ran(image, status, read_run(job, plan.output_dir))

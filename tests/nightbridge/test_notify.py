@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge import notify as module
-from nightbridge.config import load_site
+from nightbridge.config import read_site_file
 from nightbridge.errors import InvalidInput, PermanentError, TransientError
 from nightbridge.models import NotifySettings, SecretRef
 from nightbridge.notify import Notice, is_teams, notify
@@ -298,7 +298,7 @@ class TestSiteFile:
             'mail_to = ["night@example.org"]\nwebhook = "env:SLACK"\n'
         )
 
-        site, warnings = load_site(site_file)
+        site, warnings = read_site_file(site_file)
 
         assert site.notify.smtp_password == SecretRef(source="env", name="SMTP_PASSWORD")
         assert site.notify.webhook == SecretRef(source="env", name="SLACK")
@@ -307,7 +307,7 @@ class TestSiteFile:
     def test_a_url_that_stands_in_the_file_is_read_when_it_is_called(self, site_file: Path, hook: Webhook) -> None:
         site_file.write_text(f'[notify]\nwebhook = "{hook.url}"\n')
 
-        site, _ = load_site(site_file)
+        site, _ = read_site_file(site_file)
         notify(NOTICE, site.notify)
 
         assert "planted-token" not in site.model_dump_json()
@@ -330,5 +330,5 @@ class TestSiteFile:
         site_file.write_text(f"[notify]\n{text}\n")
 
         with pytest.raises(InvalidInput) as raised:
-            load_site(site_file)
+            read_site_file(site_file)
         assert told in str(raised.value)

@@ -16,7 +16,7 @@ from nightbridge.attribution.attribution_plan import (
     find_rows,
     images_range,
     keep_plan,
-    make_plan,
+    make_attribution_plan,
     plan_of_range,
     plans_of,
     same_change,
@@ -76,7 +76,7 @@ RECORDS = {made.prefix: made for made in (record(number) for number in range(5))
 
 
 def plan_of(rows: Sequence[HistoryRow], request: AttributionRequest = REQUEST) -> AttributionPlan:
-    return make_plan(rows, find_change(rows, lambda _row: None, request), RECORDS.get, request)
+    return make_attribution_plan(rows, find_change(rows, lambda _row: None, request), RECORDS.get, request)
 
 
 def plan_of_change(rows: Sequence[HistoryRow]) -> tuple[str, str, str]:
@@ -236,14 +236,14 @@ def test_where_nothing_changed_that_can_be_exchanged_the_cluster_is_named() -> N
     shift = find_change(ROWS, lambda _row: None, REQUEST)
 
     with pytest.raises(InvalidInput, match=r"nothing changed that can be exchanged(?s:.*)driver"):
-        make_plan(ROWS, shift, same.get, REQUEST)
+        make_attribution_plan(ROWS, shift, same.get, REQUEST)
 
 
 def test_a_run_that_was_pruned_is_said() -> None:
     shift = find_change(ROWS, lambda _row: None, REQUEST)
 
     with pytest.raises(DamagedData, match="not stored any more"):
-        make_plan(ROWS, shift, lambda _prefix: None, REQUEST)
+        make_attribution_plan(ROWS, shift, lambda _prefix: None, REQUEST)
 
 
 def test_pairs_that_proved_it_on_the_same_nodes_clear_the_nodes() -> None:

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from nightbridge.bisect.plan import BisectPlan, BisectRequest, keep_plan, load_plan, make_plan, point_key, point_run
+from nightbridge.bisect.plan import (
+    BisectPlan,
+    BisectRequest,
+    keep_plan,
+    load_plan,
+    make_bisect_plan,
+    point_key,
+    point_run,
+)
 from nightbridge.bisect.result import (
     BisectResult,
     Point,
@@ -74,7 +82,7 @@ def no_verdict(row: HistoryRow) -> Verdict | None:
 
 @pytest.fixture
 def plan(rows: Sequence[HistoryRow]) -> BisectPlan:
-    return make_plan(rows, four_commits, no_verdict)
+    return make_bisect_plan(rows, four_commits, no_verdict)
 
 
 # --- what is searched ------------------------------------------------------------------------------------------------
@@ -91,9 +99,9 @@ def test_the_range_lies_between_the_pins_before_and_after_the_change(plan: Bisec
 
 
 def test_the_same_question_has_the_same_id_and_another_one_another(rows: Sequence[HistoryRow]) -> None:
-    first = make_plan(rows, four_commits, no_verdict)
-    later = make_plan(rows, four_commits, no_verdict)
-    other = make_plan(rows, four_commits, no_verdict, BisectRequest(good="f" * 40))
+    first = make_bisect_plan(rows, four_commits, no_verdict)
+    later = make_bisect_plan(rows, four_commits, no_verdict)
+    other = make_bisect_plan(rows, four_commits, no_verdict, BisectRequest(good="f" * 40))
 
     assert first.bisect_id == later.bisect_id != other.bisect_id
     assert "-bisect-" in first.bisect_id
@@ -106,7 +114,7 @@ def test_ends_that_are_named_by_branches_are_the_commits_that_these_had_when_the
 
     def planned(good: str, bad: str) -> BisectPlan:
         named = BisectRequest(good=good, bad=bad)
-        return make_plan(
+        return make_bisect_plan(
             rows, four_commits, no_verdict, named, commit_named=lambda _url, name: branches.get(name, name)
         )
 
@@ -124,7 +132,7 @@ def test_one_regressed_night_is_enough_where_no_change_point_can_be_yet(
     history = [make_row(summary_of((1.0,) * 50), night_id(n), commit=GOOD) for n in range(3)]
     bad = make_row(summary_of((1.2,) * 50), night_id(3), commit=BAD, verdict=VerdictStatus.REGRESSED)
 
-    plan = make_plan([*history, bad], four_commits, no_verdict)
+    plan = make_bisect_plan([*history, bad], four_commits, no_verdict)
 
     (searched,) = plan.ranges
     assert (plan.metric, searched.good, searched.bad) == ("step_time", GOOD, BAD)
@@ -256,7 +264,7 @@ def test_where_nothing_is_worse_tonight_the_change_that_was_repaired_is_searched
 
 def test_a_history_in_which_nothing_became_worse_has_nothing_to_search(rows: Sequence[HistoryRow]) -> None:
     with pytest.raises(InvalidInput, match="nothing became worse"):
-        make_plan(rows[:SLOWER_FROM], four_commits, no_verdict)
+        make_bisect_plan(rows[:SLOWER_FROM], four_commits, no_verdict)
 
 
 def test_a_change_without_a_changed_commit_is_not_searched_for_one(
@@ -266,7 +274,7 @@ def test_a_change_without_a_changed_commit_is_not_searched_for_one(
     bad = make_row(summary_of((1.2,) * 50), night_id(3), verdict=VerdictStatus.REGRESSED)
 
     with pytest.raises(InvalidInput, match="no commit changed"):
-        make_plan([*history, bad], four_commits, no_verdict)
+        make_bisect_plan([*history, bad], four_commits, no_verdict)
 
 
 def test_where_both_repositories_changed_the_commits_of_both_are_searched(
@@ -277,7 +285,7 @@ def test_where_both_repositories_changed_the_commits_of_both_are_searched(
     bad = make_row(summary_of((1.2,) * 50), night_id(3), commit=BAD, verdict=VerdictStatus.REGRESSED)
     bad = bad.model_copy(update={"nemo_run": good[0].nemo_run.model_copy(update={"commit": "9" * 40})})
 
-    plan = make_plan([*good, bad], four_commits, no_verdict)
+    plan = make_bisect_plan([*good, bad], four_commits, no_verdict)
     last_of_bridge, first_of_nemo, last = (point_run(plan, make_record(), place, 1).test for place in (4, 5, 8))
 
     assert [one.repository for one in plan.ranges] == ["megatron_bridge", "nemo_run"]
@@ -314,7 +322,7 @@ def failed_verdict(row: HistoryRow) -> Verdict:
 def test_a_test_that_fails_is_searched_from_its_last_good_night_to_the_first_that_failed_alike(
     failing: list[HistoryRow],
 ) -> None:
-    plan = make_plan(failing, four_commits, failed_verdict)
+    plan = make_bisect_plan(failing, four_commits, failed_verdict)
 
     assert plan.metric == "failure"
     assert plan.levels == Failure(signature="failed: # steps without a finite loss or gradient norm")
@@ -323,12 +331,12 @@ def test_a_test_that_fails_is_searched_from_its_last_good_night_to_the_first_tha
 
 def test_a_metric_that_a_user_names_is_searched_though_the_test_fails(failing: list[HistoryRow]) -> None:
     with pytest.raises(InvalidInput, match="nothing became worse"):
-        make_plan(failing, four_commits, failed_verdict, BisectRequest(metric="step_time"))
+        make_bisect_plan(failing, four_commits, failed_verdict, BisectRequest(metric="step_time"))
 
 
 def test_a_test_that_did_not_fail_has_no_failure_to_search(rows: Sequence[HistoryRow]) -> None:
     with pytest.raises(InvalidInput, match="the latest night did not fail"):
-        make_plan(rows, four_commits, no_verdict, BisectRequest(metric="failure"))
+        make_bisect_plan(rows, four_commits, no_verdict, BisectRequest(metric="failure"))
 
 
 def test_failures_are_alike_whatever_the_rank_the_node_and_the_folder() -> None:
@@ -345,7 +353,7 @@ def test_failures_are_alike_whatever_the_rank_the_node_and_the_folder() -> None:
 def test_a_run_that_fails_alike_is_bad_one_that_ends_is_good_and_another_failure_is_skipped(
     failing: list[HistoryRow],
 ) -> None:
-    plan = make_plan(failing, four_commits, failed_verdict)
+    plan = make_bisect_plan(failing, four_commits, failed_verdict)
     verdicts = [
         Verdict(run_key="good", test_id="t", night="n", status=VerdictStatus.REGRESSED),
         Verdict(run_key="other", test_id="t", night="n", status=VerdictStatus.FAILED, reasons=CRASH),
@@ -380,7 +388,7 @@ def other_losses(make_row: Row, summary_of: Callable[..., Summary]) -> list[Hist
 def test_a_deterministic_test_is_searched_for_the_first_commit_with_other_losses(
     other_losses: list[HistoryRow],
 ) -> None:
-    plan = BisectPlan.model_validate_json(make_plan(other_losses, four_commits, no_verdict).model_dump_json())
+    plan = BisectPlan.model_validate_json(make_bisect_plan(other_losses, four_commits, no_verdict).model_dump_json())
 
     assert (plan.metric, plan.since, plan.good, plan.bad) == ("losses", night_id(3), GOOD, BAD)
     assert plan.levels == Failure(signature="other losses", digest="tensorboard:usual")
@@ -416,13 +424,13 @@ def test_an_older_good_commit_of_a_night_that_is_named_by_a_word_is_found(make_r
     def failed(row: HistoryRow) -> Verdict:
         return Verdict(run_key=row.run_key, test_id="t", night=row.night, status=VerdictStatus.FAILED, reasons=("x",))
 
-    assert make_plan(rows, commits, failed).good == GOOD
+    assert make_bisect_plan(rows, commits, failed).good == GOOD
 
 
 def test_a_run_with_other_losses_is_bad_and_one_without_any_or_from_the_log_is_skipped(
     other_losses: list[HistoryRow], make_record: Callable[..., RunRecord]
 ) -> None:
-    plan = make_plan(other_losses, four_commits, no_verdict)
+    plan = make_bisect_plan(other_losses, four_commits, no_verdict)
     digests = ("tensorboard:usual", None, "log:usual", "tensorboard:third", "tensorboard:other")
     passed = Verdict(run_key="r", test_id="t", night="n", status=VerdictStatus.PASSED)
     points = [
@@ -449,11 +457,14 @@ def test_losses_that_are_the_same_or_cannot_be_compared_are_not_searched(
         for row in other_losses
     ]
     with pytest.raises(InvalidInput, match="not known to have other losses than 2026-11-03"):
-        make_plan(rows, four_commits, no_verdict, BisectRequest(metric="losses"))
+        make_bisect_plan(rows, four_commits, no_verdict, BisectRequest(metric="losses"))
 
 
 def test_a_metric_that_a_user_names_is_searched_though_the_losses_are_others(other_losses: list[HistoryRow]) -> None:
-    assert make_plan(other_losses, four_commits, no_verdict, BisectRequest(metric="step_time")).metric == "step_time"
+    assert (
+        make_bisect_plan(other_losses, four_commits, no_verdict, BisectRequest(metric="step_time")).metric
+        == "step_time"
+    )
 
 
 OLD = GitRepo(url="https://example.org/old.git", launcher="run.py")
@@ -478,7 +489,7 @@ def moved_rows(rows: Sequence[HistoryRow]) -> list[HistoryRow]:
 def test_a_range_across_the_move_of_a_repository_begins_in_the_old_one(
     rows: Sequence[HistoryRow], make_record: Callable[..., RunRecord]
 ) -> None:
-    plan = make_plan(moved_rows(rows), moved_commits, no_verdict, repo_of=lambda row, repository: OLD)
+    plan = make_bisect_plan(moved_rows(rows), moved_commits, no_verdict, repo_of=lambda row, repository: OLD)
     new = make_record().spec.test.megatron_bridge
 
     ran = [point_run(plan, make_record(), place, 1).test.megatron_bridge for place in plan.places]
@@ -490,7 +501,7 @@ def test_a_range_across_the_move_of_a_repository_begins_in_the_old_one(
 
 def test_a_move_of_which_no_good_run_is_stored_any_more_needs_a_good_end_since_then(rows: Sequence[HistoryRow]) -> None:
     with pytest.raises(InvalidInput, match="--good"):
-        make_plan(rows, moved_commits, no_verdict)
+        make_bisect_plan(rows, moved_commits, no_verdict)
 
 
 # --- its runs --------------------------------------------------------------------------------------------------------
@@ -774,12 +785,12 @@ def test_the_newest_good_ancestor_is_taken_where_the_last_good_night_was_newer(r
         else row
         for number, row in enumerate(rows)
     ]
-    found = make_plan(newer, only_the_oldest, no_verdict)
+    found = make_bisect_plan(newer, only_the_oldest, no_verdict)
 
     assert found.good == oldest
     assert asked[0] != oldest
     with pytest.raises(InvalidInput, match="the branch was rewritten"):
-        make_plan(newer, only_the_oldest, no_verdict, BisectRequest(good="9" * 40))
+        make_bisect_plan(newer, only_the_oldest, no_verdict, BisectRequest(good="9" * 40))
 
 
 def test_a_bisect_says_its_price_first(plan: BisectPlan, make_record: Callable[..., RunRecord]) -> None:

@@ -14,7 +14,7 @@ from nightbridge.config.schema import (
     SCENARIO_KEYS,
     TestTable,
 )
-from nightbridge.config.sites import CLOUDAI_IGNORED, CloudaiSystem, load_site
+from nightbridge.config.sites import CLOUDAI_IGNORED, CloudaiSystem, read_site_file
 from nightbridge.errors import InvalidInput
 from nightbridge.models import Scenario
 from nightbridge.rules.sweep_points import draw
@@ -256,7 +256,7 @@ def test_variables_and_options_of_a_system_file_reach_every_run(tmp_path: Path) 
     path = tmp_path / "system.toml"
     path.write_text(SYSTEM + 'extra_srun_args = "--constraint=a"\n[global_env_vars]\nNCCL_DEBUG = "WARN"\n')
 
-    site, warnings = load_site(path)
+    site, warnings = read_site_file(path)
 
     assert site.cluster.env_vars == {"NCCL_DEBUG": "WARN"}
     assert site.cluster.extra_sbatch_args == ("--constraint=a",)
@@ -268,7 +268,7 @@ def test_a_secret_among_the_variables_of_a_system_file_is_refused(tmp_path: Path
     path.write_text(SYSTEM + '[global_env_vars]\nWANDB_API_KEY = "5f5f5f5f"\nMAX_TOKEN = "4096"\n')
 
     with pytest.raises(InvalidInput) as raised:
-        load_site(path)
+        read_site_file(path)
 
     (violation,) = raised.value.violations
     assert "global_env_vars.WANDB_API_KEY: contains a secret" in violation
@@ -278,7 +278,7 @@ def test_a_password_among_the_variables_of_a_system_file_is_reported(tmp_path: P
     path = tmp_path / "system.toml"
     path.write_text(SYSTEM + '[global_env_vars]\nHTTPS_PROXY = "http://svc:pass@proxy:3128"\n')
 
-    site, (warning,) = load_site(path)
+    site, (warning,) = read_site_file(path)
 
     assert site.cluster.env_vars["HTTPS_PROXY"] == "http://svc:pass@proxy:3128"
     assert "global_env_vars.HTTPS_PROXY: contains a secret" in warning

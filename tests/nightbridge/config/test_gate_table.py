@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge import config
-from nightbridge.config.sites import load_site
+from nightbridge.config.sites import read_site_file
 from nightbridge.models import InvalidTest, TestDefinition
 
 COMMIT = "a" * 40
@@ -166,6 +166,6 @@ def test_a_site_says_what_its_cluster_owes_each_test(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text('workspace = "/w"\n[contract."llama*"]\nstep_time = { max = 1.5 }\n')
 
-    site, _warnings = load_site(path)
+    site, _warnings = read_site_file(path)
 
     assert site.contract["llama*"]["step_time"].max == 1.5

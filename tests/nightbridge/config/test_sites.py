@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nightbridge.config import load_site
+from nightbridge.config import read_site_file
 from nightbridge.config.sites import plain_site
 from nightbridge.errors import InvalidInput
 from nightbridge.models import ClusterSettings, SecretRef, SiteChoice
@@ -27,7 +27,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def test_a_site_file_says_everything_about_a_place() -> None:
-    site, warnings = load_site(EXAMPLES / "site.toml")
+    site, warnings = read_site_file(EXAMPLES / "site.toml")
 
     assert (site.cluster.kind, site.cluster.account, site.cluster.containers) == ("slurm", "llm-perf", "pyxis")
     assert site.store is not None
@@ -36,7 +36,7 @@ def test_a_site_file_says_everything_about_a_place() -> None:
 
 
 def test_a_cloudai_system_file_is_read_as_it_is() -> None:
-    site, warnings = load_site(EXAMPLES / "cloudai_system.toml")
+    site, warnings = read_site_file(EXAMPLES / "cloudai_system.toml")
 
     assert (site.cluster.kind, site.cluster.name, site.cluster.partition) == ("slurm", "hopper", "batch")
     assert site.cluster.containers == "pyxis"
@@ -62,13 +62,13 @@ def test_a_cloudai_system_file_is_read_as_it_is() -> None:
 )
 def test_what_is_wrong_is_reported_with_its_line(write: Write, text: str, message: str) -> None:
     with pytest.raises(InvalidInput) as raised:
-        load_site(write(text))
+        read_site_file(write(text))
 
     assert message in "\n".join(raised.value.violations)
 
 
 def test_an_option_of_sbatch_that_is_decided_here_is_said_to_have_no_effect(write: Write) -> None:
-    site, warnings = load_site(write('[cluster]\nkind = "slurm"\nextra_sbatch_args = ["--requeue", "--hold"]\n'))
+    site, warnings = read_site_file(write('[cluster]\nkind = "slurm"\nextra_sbatch_args = ["--requeue", "--hold"]\n'))
 
     assert site.cluster.extra_sbatch_args == ("--requeue", "--hold")
     (warning,) = warnings
@@ -79,7 +79,7 @@ def test_a_path_in_this_users_home_is_there(write: Write, monkeypatch: pytest.Mo
     monkeypatch.setenv("HOME", "/home/me")
 
     top = 'workspace = "~/nights"\nenvironments = "~/envs"\nimages = "~/images"\n'
-    site, _ = load_site(write(top + '[cluster]\nslurm_conf = "~/slurm.conf"\n[image_import]\ntemp = "/tmp"\n'))
+    site, _ = read_site_file(write(top + '[cluster]\nslurm_conf = "~/slurm.conf"\n[image_import]\ntemp = "/tmp"\n'))
 
     assert (site.workspace, site.environments_dir) == (Path("/home/me/nights"), Path("/home/me/envs"))
     assert (site.images_dir, site.cluster.slurm_conf) == (Path("/home/me/images"), Path("/home/me/slurm.conf"))
@@ -98,7 +98,7 @@ def test_a_site_in_this_users_home_is_named_without_a_shell(tmp_path: Path, monk
 
 def test_a_secret_among_the_variables_of_every_run_is_reported(write: Write) -> None:
     text = '[cluster.env_vars]\nHTTPS_PROXY = "http://svc:verysecret@proxy"\nHF_TOKEN = "hf_x"\nNCCL_DEBUG = "INFO"\n'
-    site, warnings = load_site(write(text))
+    site, warnings = read_site_file(write(text))
 
     assert set(site.cluster.env_vars) == {"HTTPS_PROXY", "HF_TOKEN", "NCCL_DEBUG"}
     assert ["site.toml:2: cluster.env_vars.HTTPS_PROXY: contains a secret" in warning for warning in warnings] == [1, 0]
@@ -109,7 +109,7 @@ def test_a_secret_among_the_variables_of_every_run_is_reported(write: Write) -> 
 def test_a_literal_store_key_becomes_a_reference_and_is_reported(write: Write) -> None:
     path = write('[store]\nurl = "s3://b/p"\nsecret_key = "verysecret"\n')
 
-    site, warnings = load_site(path)
+    site, warnings = read_site_file(path)
 
     assert site.store is not None
     assert site.store.secret_key == SecretRef(source="toml", name=f"{path}#store.secret_key")
@@ -175,7 +175,7 @@ def test_a_name_that_only_a_block_can_have_is_left_to_prefect(named: Any) -> Non
 
 
 def test_the_login_of_git_is_named(write: Write) -> None:
-    site, warnings = load_site(write('git_credentials = "env:GIT_LOGINS"\n'))
+    site, warnings = read_site_file(write('git_credentials = "env:GIT_LOGINS"\n'))
 
     assert site.git_credentials == SecretRef(source="env", name="GIT_LOGINS")
     assert warnings == ()
@@ -186,7 +186,7 @@ def test_the_import_of_images_is_a_table_whose_credentials_are_named(write: Writ
         '[image_import]\ntemp = "/local"\ncredentials = "env:NGC"\non = "node"\nsrun_args = ["--time=2:00:00"]\n'
     )
 
-    site, warnings = load_site(path)
+    site, warnings = read_site_file(path)
 
     assert site.image_import.temp == Path("/local")
     assert (site.image_import.on, site.image_import.srun_args) == ("node", ("--time=2:00:00",))
@@ -195,7 +195,7 @@ def test_the_import_of_images_is_a_table_whose_credentials_are_named(write: Writ
 
 
 def test_what_loads_checkpoints_is_a_command(write: Write) -> None:
-    site, warnings = load_site(write('[harvest]\nload_with = "srun --container-image=nemo.sqsh python3"\n'))
+    site, warnings = read_site_file(write('[harvest]\nload_with = "srun --container-image=nemo.sqsh python3"\n'))
 
     assert site.harvest.load_with == "srun --container-image=nemo.sqsh python3"
     assert warnings == ()
@@ -206,4 +206,4 @@ def test_what_loads_checkpoints_is_a_command(write: Write) -> None:
 )
 def test_what_is_no_command_is_refused_with_its_place(write: Write, command: str, problem: str) -> None:
     with pytest.raises(InvalidInput, match=rf"harvest\.load_with.*{problem}"):
-        load_site(write(f'[harvest]\nload_with = "{command}"\n'))
+        read_site_file(write(f'[harvest]\nload_with = "{command}"\n'))

@@ -8,9 +8,9 @@ from nightbridge.embedded.notation import (
     fill_pattern,
     hostnames,
     node_expression,
-    node_names,
     parse_dependencies,
     parse_time,
+    simulated_nodes,
     tasks_expression,
 )
 from nightbridge.errors import InvalidInput
@@ -110,7 +110,7 @@ def test_a_node_expression_has_these_names(expression: str, names: tuple[str, ..
 
 @pytest.mark.parametrize("count", [1, 2, 12])
 def test_node_expressions_expand_and_contract(count: int) -> None:
-    assert hostnames(node_expression(node_names(count))) == node_names(count)
+    assert hostnames(node_expression(simulated_nodes(count))) == simulated_nodes(count)
 
 
 def test_nodes_that_are_not_the_first_ones_are_listed() -> None:

@@ -23,7 +23,7 @@ from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, Job, JobState, JobStatus, RunRecord, StoredFile, Verdict
 from nightbridge.outputs.experiment import evidence, read_facts, read_run
 from nightbridge.outputs.measurements import measure, read_settings
-from nightbridge.slurm.outcome import classify
+from nightbridge.slurm.outcome import classify_job
 from nightbridge.store.checksum import sha256_hex
 from nightbridge.store.object_store import ObjectStore
 from tests.builders import make_record
@@ -234,7 +234,7 @@ def harvest(left: Left, store: ObjectStore, folder: Path, night: str, **spec: An
     output = read_run(job, None)
     settings = read_settings(record.spec, output.config_container)
     summary, metrics = measure(output, gate, record.plan.max_steps, settings, job)
-    job = classify(job, evidence(output, record.plan.max_steps))
+    job = classify_job(job, evidence(output, record.plan.max_steps))
     facts = read_facts(output, job)
     return committed(
         record.model_copy(update={"jobs": (job,), "summary": summary, "facts": facts}), metrics, store, folder

@@ -13,8 +13,8 @@ from nightbridge.goldens.parity import (
     CurveParity,
     calibrated,
     compare_curves,
-    compare_runs,
     curve_of,
+    run_parity,
 )
 from nightbridge.models import ReferencePolicy
 from tests.builders import scalar_table as table
@@ -123,7 +123,7 @@ class TestRuns:
     def test_loss_grad_norm_and_learning_rate_are_compared(self, loss: dict[int, float]) -> None:
         run = table(lm_loss=loss, grad_norm=loss, learning_rate=loss)
 
-        found = compare_runs(run, run, names=("x", "y"))
+        found = run_parity(run, run, names=("x", "y"))
 
         assert [curve.tag for curve in found.curves] == ["lm loss", "grad-norm", "learning-rate"]
         assert found.same_numerics
@@ -133,7 +133,7 @@ class TestRuns:
     def test_a_noisy_grad_norm_does_not_break_the_convergence_but_the_numerics(self, loss: dict[int, float]) -> None:
         noisy = {step: value * 1.5 for step, value in loss.items()}
 
-        found = compare_runs(table(lm_loss=loss, grad_norm=loss), table(lm_loss=loss, grad_norm=noisy))
+        found = run_parity(table(lm_loss=loss, grad_norm=loss), table(lm_loss=loss, grad_norm=noisy))
 
         assert not found.faults_of("convergence")
         assert not found.same_numerics
@@ -142,7 +142,7 @@ class TestRuns:
         noisy = {step: value * (1 + 0.01 * (-1) ** step) for step, value in loss.items()}
         runs = table(lm_loss=loss, grad_norm=loss), table(lm_loss=noisy, grad_norm=noisy)
 
-        usual, own = compare_runs(*runs).curves, compare_runs(*runs, bands=LEAST_BANDS).curves
+        usual, own = run_parity(*runs).curves, run_parity(*runs, bands=LEAST_BANDS).curves
 
         assert own[0].faults != usual[0].faults
         assert own[1] == usual[1]
@@ -150,18 +150,18 @@ class TestRuns:
     def test_a_grad_norm_that_is_not_finite_breaks_both(self, loss: dict[int, float]) -> None:
         broken = table(lm_loss=loss, grad_norm=loss | {9: math.nan})
 
-        found = compare_runs(table(lm_loss=loss, grad_norm=loss), broken)
+        found = run_parity(table(lm_loss=loss, grad_norm=loss), broken)
 
         assert found.faults_of("convergence")
         assert not found.same_numerics
 
     def test_a_quantity_that_only_one_run_has_is_never_parity(self, loss: dict[int, float]) -> None:
-        assert compare_runs(table(lm_loss=loss, grad_norm=loss), table(lm_loss=loss)).faults_of("convergence")
+        assert run_parity(table(lm_loss=loss, grad_norm=loss), table(lm_loss=loss)).faults_of("convergence")
 
     def test_runs_without_a_loss_are_never_alike(self) -> None:
         empty = table()
 
-        found = compare_runs(empty, empty, names=("a", "b"))
+        found = run_parity(empty, empty, names=("a", "b"))
 
         assert not found.same_numerics
         assert found.faults_of("convergence")
@@ -170,7 +170,7 @@ class TestRuns:
     def test_each_gate_says_why_it_is_not_passed(self, loss: dict[int, float]) -> None:
         other = loss | {5: loss[5] * 1.03}
 
-        found = compare_runs(table(lm_loss=loss), table(lm_loss=other))
+        found = run_parity(table(lm_loss=loss), table(lm_loss=other))
 
         assert found.faults_of("numerics") == ("lm loss: first differs at step 5",)
         assert found.faults_of("convergence") == ()
@@ -180,7 +180,7 @@ class TestRuns:
         rounded = table(lm_loss={step: float(f"{value:.6E}") for step, value in loss.items()}).assign(file="log")
         board = table(lm_loss=loss).assign(file="events.out.tfevents.1")
 
-        mixed, logs, boards = (compare_runs(*runs) for runs in ((board, rounded), (rounded, rounded), (board, board)))
+        mixed, logs, boards = (run_parity(*runs) for runs in ((board, rounded), (rounded, rounded), (board, board)))
 
         assert mixed.faults_of("numerics") == (
             "lm loss: the log's in a part, which rounds, and TensorBoard's in another",
@@ -193,7 +193,7 @@ class TestRuns:
     def test_what_two_logs_have_otherwise_is_another(self, loss: dict[int, float]) -> None:
         one, other = (table(lm_loss=curve).assign(file="log") for curve in (loss, loss | {7: 2.0}))
 
-        found = compare_runs(one, other)
+        found = run_parity(one, other)
 
         assert found.faults_of("numerics") == ("lm loss: first differs at step 7",)
         assert found.words_of("numerics") == "do not compute the same"
@@ -203,7 +203,7 @@ class TestRuns:
         wide, narrow = ReferencePolicy(first=0.02), ReferencePolicy()
 
         answers = [
-            compare_runs(table(lm_loss=loss), table(lm_loss=other), policy=policy).faults_of("iterations")
+            run_parity(table(lm_loss=loss), table(lm_loss=other), policy=policy).faults_of("iterations")
             for policy in (wide, narrow)
         ]
 
@@ -212,7 +212,7 @@ class TestRuns:
     def test_iterations_that_nobody_has_seen_never_agree(self, loss: dict[int, float]) -> None:
         short = {step: value for step, value in loss.items() if step <= 50}
 
-        found = compare_runs(table(lm_loss=loss), table(lm_loss=short))
+        found = run_parity(table(lm_loss=loss), table(lm_loss=short))
 
         assert all(found.faults_of(gate) for gate in ("numerics", "convergence", "iterations"))
 

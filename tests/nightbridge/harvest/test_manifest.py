@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.harvest.manifest import committed_attempts, last_attempt, load_scalars, object_problem
+from nightbridge.harvest.manifest import committed_attempts, last_attempt_prefix, load_scalars, object_problem
 from nightbridge.models import StoredFile, StoreSettings
 from nightbridge.store.object_store import ObjectInfo, ObjectStore, open_store
 from tests.builders import commit_run, make_record, scalar_table
@@ -24,7 +24,7 @@ def test_attempts_are_found_in_the_order_of_their_numbers(store: ObjectStore) ->
         store.put(f"{FOLDER}/a{number}/manifest.json", b"{}")
 
     assert committed_attempts(store, KEY) == (f"{FOLDER}/a1", f"{FOLDER}/a9", f"{FOLDER}/a10")
-    assert last_attempt(store, KEY) == f"{FOLDER}/a10"
+    assert last_attempt_prefix(store, KEY) == f"{FOLDER}/a10"
 
 
 def test_an_attempt_without_a_manifest_is_not_there(store: ObjectStore) -> None:
@@ -32,7 +32,7 @@ def test_an_attempt_without_a_manifest_is_not_there(store: ObjectStore) -> None:
     store.put(f"{FOLDER}/a2/logs/manifest.json", b"{}")
 
     with pytest.raises(InvalidInput, match=KEY):
-        last_attempt(store, KEY)
+        last_attempt_prefix(store, KEY)
 
 
 def test_the_run_of_another_key_is_not_found(store: ObjectStore) -> None:
@@ -44,7 +44,7 @@ def test_the_run_of_another_key_is_not_found(store: ObjectStore) -> None:
 @pytest.mark.parametrize("key", ["x", "", "../../etc", "a-b", "UPPER/slash"])
 def test_a_text_that_is_no_run_key_finds_nothing(store: ObjectStore, key: str) -> None:
     with pytest.raises(InvalidInput):
-        last_attempt(store, key)
+        last_attempt_prefix(store, key)
 
 
 def test_scalars_that_are_not_those_that_were_committed_are_never_read_as_others(store: ObjectStore) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from examples.practice.repositories import TEMPLATE
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.launch_plan import make_plan, placeholder_plan
+from nightbridge.launch.launch_plan import make_launch_plan, placeholder_plan
 from nightbridge.models import (
     Checkout,
     ClusterLimits,
@@ -164,7 +164,7 @@ def test_the_log_of_a_job_lies_in_its_folder_whatever_that_is_called() -> None:
     code = PinnedRepository(url="x", ref="main", commit="0" * 40, path=Path("/none"))
     folder, image = Path("/my work's/runs/a1"), Image(kind="none")
 
-    plan = make_plan(spec(), Checkout(megatron_bridge=code), image, ClusterLimits(), SITE, 1, folder)
+    plan = make_launch_plan(spec(), Checkout(megatron_bridge=code), image, ClusterLimits(), SITE, 1, folder)
 
     options, rest = split_options(script_options(plan.batch_script or ""), SBATCH)
     assert Path(options["output"]).is_relative_to(folder)
@@ -254,7 +254,7 @@ def plan_standalone(args: dict[str, Any] | None = None, **fields: Any) -> Launch
     code = PinnedRepository(url="x", ref="main", commit="0" * 40, path=TEMPLATE / "megatron_lm")
     run = spec({"program": "examples/mimo/train_hetero.py", **(args or {})}, **fields)
     image = Image(kind="none")
-    return make_plan(run, Checkout(megatron_bridge=code), image, ClusterLimits(), SITE, 1, Path("/runs/a1"))
+    return make_launch_plan(run, Checkout(megatron_bridge=code), image, ClusterLimits(), SITE, 1, Path("/runs/a1"))
 
 
 def test_a_program_with_its_own_parser_is_reported_what_it_knows() -> None:
@@ -295,7 +295,7 @@ def test_flags_that_the_pinned_megatron_lm_does_not_have_are_refused(tmp_path: P
     def plan(args: dict[str, Any], **extra: str) -> LaunchPlan:
         run = spec(args, extra_cmd_args={key.replace("_", "-"): text for key, text in extra.items()})
         image = Image(kind="none")
-        return make_plan(run, Checkout(megatron_bridge=code), image, ClusterLimits(), SITE, 1, Path("/runs/a1"))
+        return make_launch_plan(run, Checkout(megatron_bridge=code), image, ClusterLimits(), SITE, 1, Path("/runs/a1"))
 
     words = program_words(plan({"num_layers": 2, "dynamic_resolution": False}, freeze_vit="").batch_script or "")
     with pytest.raises(InvalidInput) as refused:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.flags import Version, escaped, known_in, why_unsafe, why_unsafe_escaped
-from nightbridge.launch.launch_plan import make_plan, placeholder_plan
+from nightbridge.launch.launch_plan import make_launch_plan, placeholder_plan
 from nightbridge.launch.parser_source import PARSER
 from nightbridge.models import (
     Checkout,
@@ -76,7 +76,7 @@ def plan(tmp_path: Path) -> Planner:
         checkout = Checkout(megatron_bridge=pinned, nemo_run=pinned, environment=environment)
         image = image or Image(kind="sqsh", path=Path("/images/nemo.sqsh"))
         site = Site(workspace=tmp_path, cluster=cluster)
-        return make_plan(run, checkout, image, limits or ClusterLimits(), site, attempt, attempt_dir)
+        return make_launch_plan(run, checkout, image, limits or ClusterLimits(), site, attempt, attempt_dir)
 
     return _plan
 

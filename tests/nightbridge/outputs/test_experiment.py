@@ -8,7 +8,7 @@ import pytest
 
 from nightbridge.models import CheckpointState, Job, JobState, JobStatus, Outcome
 from nightbridge.outputs.experiment import evidence, read_facts, read_run
-from nightbridge.slurm.outcome import classify
+from nightbridge.slurm.outcome import classify_job
 from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder, StepLine
 
 
@@ -272,7 +272,7 @@ class TestEvidence:
             run_folder.log(f"{step_line(1).step}\n{text}srun: error: n1: task 3: Exited with exit code 1\n")
             found = evidence(read_run(run_folder.job, None), 50)
             assert found.flaky_marker is None
-            assert classify(failed(run_folder.job), found).outcome in (Outcome.PROGRAM_ERROR, Outcome.OUT_OF_MEMORY)
+            assert classify_job(failed(run_folder.job), found).outcome in (Outcome.PROGRAM_ERROR, Outcome.OUT_OF_MEMORY)
 
     @pytest.mark.parametrize("said", ["", *OF_THE_MACHINE], ids=lambda said: said.splitlines()[-1][:60] if said else "")
     @pytest.mark.parametrize("peers", OF_PEERS[:2], ids=["a lost peer", "the watchdog"])
@@ -281,7 +281,7 @@ class TestEvidence:
     ) -> None:
         for text in (f"{said}\n{peers}\n", f"{peers}\n{said}\n"):
             run_folder.log(f"{step_line(1).step}\n{text}srun: error: n1: task 3: Exited with exit code 1\n")
-            found = classify(failed(run_folder.job), evidence(read_run(run_folder.job, None), 50))
+            found = classify_job(failed(run_folder.job), evidence(read_run(run_folder.job, None), 50))
             assert found.outcome is Outcome.INFRASTRUCTURE, found.outcome_reason
 
     def test_an_option_that_the_program_refused_is_its_error_after_a_try_that_succeeded_later(

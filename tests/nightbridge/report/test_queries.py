@@ -13,7 +13,7 @@ from nightbridge.cli import main as cli
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError
 from nightbridge.gate.run_verdict import compare
 from nightbridge.goldens.goldens import read_golden
-from nightbridge.goldens.parity import ParityGate, compare_runs
+from nightbridge.goldens.parity import ParityGate, run_parity
 from nightbridge.history.history_store import put_row
 from nightbridge.history.reading import find_series
 from nightbridge.history.rows import HistoryRow, row_of
@@ -378,7 +378,7 @@ LOSS = {step: 10.0 - 0.1 * step for step in range(1, 51)}
 
 
 def page(a: pd.DataFrame, b: pd.DataFrame, gate: ParityGate = "convergence") -> str:
-    return parity_html(compare_runs(a, b, names=("ref<1>", "new")), a, b, gate)
+    return parity_html(run_parity(a, b, names=("ref<1>", "new")), a, b, gate)
 
 
 def test_every_quantity_is_drawn_with_the_reference_below_it() -> None:

@@ -22,7 +22,7 @@ from nightbridge.models import ClusterSettings, Job, utc_now
 from nightbridge.outputs.experiment import evidence, read_run
 from nightbridge.slurm.attempt_files import read_claim, read_exit_code
 from nightbridge.slurm.command_line import CommandLineCluster
-from nightbridge.slurm.outcome import RunEvidence, classify
+from nightbridge.slurm.outcome import RunEvidence, classify_job
 from nightbridge.slurm.script import ATTEMPT_FILE, wrap_script
 from nightbridge.slurm.states import SACCT_FORMAT, SQUEUE_FORMAT, TERMINAL
 from tests.real.slurm_daemons import SlurmDaemons
@@ -179,7 +179,7 @@ class Recorder:
             experiment_dir=attempt, submitted_at=utc_now(), status=status, exit_file_code=code,
         )  # fmt: skip
         error = evidence(read_run(done, None), 50).last_error if end.of_log else ""
-        judged = classify(done, RunEvidence(
+        judged = classify_job(done, RunEvidence(
             steps_done=end.steps if claimed else 0, steps_expected=50, losses_finite=True,
             finished_marker=end.steps == 50, flaky_marker=None, timeout_marker=False, last_error=error,
         ))  # fmt: skip

@@ -11,7 +11,7 @@ from nightbridge.models import ClusterSettings, JobState, Outcome
 from nightbridge.slurm.attempt_files import AttemptContext
 from nightbridge.slurm.attempts import failed_nodes
 from nightbridge.slurm.command_line import CommandLineCluster
-from nightbridge.slurm.outcome import classify
+from nightbridge.slurm.outcome import classify_job
 from nightbridge.slurm.script import CLAIM
 from nightbridge.slurm.states import (
     LOST,
@@ -56,7 +56,7 @@ def test_an_end_that_slurm_makes_has_its_outcome(end: dict[str, Any], tmp_path: 
         (tmp_path / CLAIM).write_text(f"{job.job_id}\n")
     steps = 0 if script == "none" else end.get("steps", 20)
 
-    judged = classify(job, evidence(steps, last_error=end.get("log", "")))
+    judged = classify_job(job, evidence(steps, last_error=end.get("log", "")))
 
     assert judged.outcome == end["outcome"], judged.outcome_reason
     assert end.get("says", "") in judged.outcome_reason

@@ -23,7 +23,7 @@ from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, Launch
 from nightbridge.outputs.experiment import evidence, read_run
 from nightbridge.slurm.attempt_files import AttemptContext, declare_intent, open_attempt, read_exit_code
 from nightbridge.slurm.command_line import CommandLineCluster
-from nightbridge.slurm.outcome import RunEvidence, classify
+from nightbridge.slurm.outcome import RunEvidence, classify_job
 from nightbridge.slurm.sbatch_shim import find_submission
 from nightbridge.slurm.script import wrap_script
 from nightbridge.slurm.submission import submit_attempt
@@ -131,7 +131,7 @@ class Run:
             steps_done=steps_done, steps_expected=50, losses_finite=True, finished_marker=steps_done == 50,
             flaky_marker=None, timeout_marker=False, last_error="",
         )  # fmt: skip
-        return classify(job, evidence_of(job) if evidence_of else done)
+        return classify_job(job, evidence_of(job) if evidence_of else done)
 
     def jobs(self) -> list[int]:
         return sorted({job.job_id for job in self.cluster.find(self.attempt.name).jobs})

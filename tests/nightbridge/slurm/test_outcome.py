@@ -12,7 +12,7 @@ from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, Outcom
 from nightbridge.slurm.attempt_files import Cancellation, record_cancellation
 from nightbridge.slurm.attempts import may_try_again
 from nightbridge.slurm.command_line import CommandLineCluster
-from nightbridge.slurm.outcome import RunEvidence, classify
+from nightbridge.slurm.outcome import RunEvidence, classify_job
 from nightbridge.slurm.script import ALREADY_CLAIMED, CLAIM, wrap_script
 from nightbridge.slurm.states import TERMINAL
 from nightbridge.slurm.watcher import Watcher
@@ -54,14 +54,15 @@ ALL, SOME = evidence(), evidence(20)
 def test_a_job_that_was_killed_says_how_many_steps_were_done_and_not_how_many_were_numbered(tmp_path: Path) -> None:
     run = evidence(0, steps_expected=400_000, steps_seen=11)
 
-    job = classify(ended(tmp_path, JobState.TIMEOUT), run)
+    job = classify_job(ended(tmp_path, JobState.TIMEOUT), run)
 
     assert (job.outcome, job.outcome_reason) == (Outcome.TIMEOUT, "TIMEOUT after 11 of 400000 steps")
 
 
 def test_steps_that_no_line_numbers_make_no_run_a_whole_one(tmp_path: Path) -> None:
     assert (
-        classify(ended(tmp_path, JobState.COMPLETED, exit_file=0), evidence(0, steps_seen=50)).outcome is Outcome.SHORT
+        classify_job(ended(tmp_path, JobState.COMPLETED, exit_file=0), evidence(0, steps_seen=50)).outcome
+        is Outcome.SHORT
     )
 
 
@@ -113,7 +114,7 @@ def test_steps_that_no_line_numbers_make_no_run_a_whole_one(tmp_path: Path) -> N
 def test_the_outcome_of(
     state: JobState | None, exit_file: int | None, run: RunEvidence, outcome: Outcome, tmp_path: Path
 ) -> None:
-    judged = classify(ended(tmp_path, state, exit_file=exit_file), run)
+    judged = classify_job(ended(tmp_path, state, exit_file=exit_file), run)
 
     assert judged.outcome is outcome
     assert judged.outcome_reason
@@ -126,7 +127,7 @@ def test_no_second_job_is_submitted_beside_one_that_runs_on_a_sibling_of_the_fed
     if claimed:
         (tmp_path / CLAIM).write_text("7\n")
 
-    job = classify(ended(tmp_path, JobState.REVOKED), evidence(3))
+    job = classify_job(ended(tmp_path, JobState.REVOKED), evidence(3))
 
     assert not may_try_again([job], ClusterSettings())
     assert "`squeue --federation`" in job.outcome_reason
@@ -136,7 +137,7 @@ def test_no_second_job_is_submitted_beside_one_that_runs_on_a_sibling_of_the_fed
 def test_nothing_but_slurms_completed_and_all_steps_is_a_success(state: JobState, tmp_path: Path) -> None:
     for exit_file in (None, 0, 1):
         for run in (ALL, SOME, evidence(losses_finite=False)):
-            succeeded = classify(ended(tmp_path, state, exit_file=exit_file), run).outcome is Outcome.SUCCEEDED
+            succeeded = classify_job(ended(tmp_path, state, exit_file=exit_file), run).outcome is Outcome.SUCCEEDED
             assert succeeded == (state is JobState.COMPLETED and exit_file in (None, 0) and run is ALL)
 
 
@@ -145,7 +146,7 @@ def test_a_quota_that_ended_a_run_is_named_with_path_and_owner(named: bool, tmp_
     path = tmp_path / "checkpoints" / "iter_0000050" / "weights.distcp"
     error = f"OSError: [Errno 122] Disk quota exceeded: '{path}'" if named else "write error: Disk quota exceeded"
 
-    judged = classify(ended(tmp_path, JobState.FAILED, exit_file=1), evidence(20, last_error=error))
+    judged = classify_job(ended(tmp_path, JobState.FAILED, exit_file=1), evidence(20, last_error=error))
 
     assert judged.outcome is Outcome.PROGRAM_ERROR
     owner = pwd.getpwuid(os.geteuid()).pw_name
@@ -155,13 +156,13 @@ def test_a_quota_that_ended_a_run_is_named_with_path_and_owner(named: bool, tmp_
 def test_without_an_expected_number_of_steps_the_programs_own_word_counts(tmp_path: Path) -> None:
     job = ended(tmp_path, JobState.COMPLETED, exit_file=0)
 
-    assert classify(job, evidence(20, steps_expected=None, finished_marker=True)).outcome is Outcome.SUCCEEDED
-    assert classify(job, evidence(20, steps_expected=None, finished_marker=False)).outcome is Outcome.SHORT
+    assert classify_job(job, evidence(20, steps_expected=None, finished_marker=True)).outcome is Outcome.SUCCEEDED
+    assert classify_job(job, evidence(20, steps_expected=None, finished_marker=False)).outcome is Outcome.SHORT
 
 
 def test_a_workspace_that_the_node_does_not_see_is_named_with_the_node(tmp_path: Path) -> None:
-    guard = classify(ended(tmp_path, JobState.FAILED, exit_code=78, nodes="node17"), evidence(0))
-    output = classify(ended(tmp_path, JobState.FAILED, exit_code=0, signal=53, nodes="node17"), evidence(0))
+    guard = classify_job(ended(tmp_path, JobState.FAILED, exit_code=78, nodes="node17"), evidence(0))
+    output = classify_job(ended(tmp_path, JobState.FAILED, exit_code=0, signal=53, nodes="node17"), evidence(0))
 
     assert guard.outcome is output.outcome is Outcome.INFRASTRUCTURE
     assert guard.outcome_reason == "workspace not visible on node17"
@@ -179,7 +180,7 @@ def test_a_real_node_that_does_not_see_the_workspace_is_named(
     job_id = cluster.submit(f"{run_key}-a1", script, ["--chdir=/", "--nodelist=node2"])
     job = ended(gone, None).model_copy(update={"job_id": job_id, "run_key": run_key})
 
-    judged = classify(Watcher(cluster).follow(job), evidence(0))
+    judged = classify_job(Watcher(cluster).follow(job), evidence(0))
 
     assert judged.outcome is Outcome.INFRASTRUCTURE
     assert judged.outcome_reason.startswith("workspace not visible on node2")
@@ -201,11 +202,11 @@ def test_a_start_that_the_claim_ended_is_told_by_whose_claim_it_is(
     job = ended(tmp_path, JobState.FAILED, exit_code=ALREADY_CLAIMED, exit_file=exit_file)
     (tmp_path / CLAIM).write_text(f"{holder} 0 node1.4711\n")
 
-    assert classify(job, evidence(0)).outcome is outcome
+    assert classify_job(job, evidence(0)).outcome is outcome
 
 
 def test_a_scripts_own_exit_code_is_not_taken_for_the_guards(tmp_path: Path) -> None:
-    judged = classify(ended(tmp_path, JobState.FAILED, exit_file=78, exit_code=78), SOME)
+    judged = classify_job(ended(tmp_path, JobState.FAILED, exit_file=78, exit_code=78), SOME)
 
     assert judged.outcome is Outcome.PROGRAM_ERROR
 
@@ -213,7 +214,7 @@ def test_a_scripts_own_exit_code_is_not_taken_for_the_guards(tmp_path: Path) -> 
 def test_a_job_cancelled_because_it_could_never_start_has_never_started(tmp_path: Path) -> None:
     job = ended(tmp_path, JobState.CANCELLED, started_at=None, reason="PartitionNodeLimit")
 
-    judged = classify(job, evidence(0))
+    judged = classify_job(job, evidence(0))
 
     assert judged.outcome is Outcome.NEVER_STARTED
     assert "PartitionNodeLimit" in judged.outcome_reason
@@ -239,8 +240,8 @@ def test_a_job_that_a_policy_cancelled_has_the_reason_and_the_advice(
         tmp_path, Cancellation(job_id=7, policy=policy, reason="pending for 60 s", advice="Ask for less", at=NOW)
     )
 
-    judged = classify(ended(tmp_path, JobState.CANCELLED, started_at=started_at), SOME)
-    another = classify(ended(tmp_path, JobState.CANCELLED).model_copy(update={"job_id": 8}), SOME)
+    judged = classify_job(ended(tmp_path, JobState.CANCELLED, started_at=started_at), SOME)
+    another = classify_job(ended(tmp_path, JobState.CANCELLED).model_copy(update={"job_id": 8}), SOME)
 
     assert judged.outcome is outcome
     assert ("pending for 60 s. Ask for less" in judged.outcome_reason) == (outcome is not Outcome.CANCELLED)
@@ -258,7 +259,7 @@ def test_the_policy_that_cancelled_it_at_last_is_the_reason(tmp_path: Path) -> N
             tmp_path, Cancellation(job_id=job_id, policy=policy, reason=policy, advice="Ask for less", at=NOW)
         )
 
-    judged = classify(ended(tmp_path, JobState.CANCELLED, started_at=NOW), SOME)
+    judged = classify_job(ended(tmp_path, JobState.CANCELLED, started_at=NOW), SOME)
 
     assert (judged.outcome, "max_runtime" in judged.outcome_reason) == (Outcome.TIMEOUT, True)
 
@@ -266,12 +267,12 @@ def test_the_policy_that_cancelled_it_at_last_is_the_reason(tmp_path: Path) -> N
 def test_a_job_that_slurm_lost_is_not_taken_for_cancelled(tmp_path: Path) -> None:
     lost = ended(tmp_path, JobState.CANCELLED, reason="lost: unknown to slurmctld, and cancelled by no user")
 
-    assert classify(lost, SOME).outcome is Outcome.INFRASTRUCTURE
-    assert classify(lost.model_copy(update={"exit_file_code": 0}), ALL).outcome is Outcome.TEARDOWN
-    assert classify(lost.model_copy(update={"exit_file_code": 1}), SOME).outcome is Outcome.PROGRAM_ERROR
+    assert classify_job(lost, SOME).outcome is Outcome.INFRASTRUCTURE
+    assert classify_job(lost.model_copy(update={"exit_file_code": 0}), ALL).outcome is Outcome.TEARDOWN
+    assert classify_job(lost.model_copy(update={"exit_file_code": 1}), SOME).outcome is Outcome.PROGRAM_ERROR
 
 
 def test_the_reason_names_the_canceller_and_the_steps_done(tmp_path: Path) -> None:
-    judged = classify(ended(tmp_path, JobState.CANCELLED, cancelled_by="4123456"), SOME)
+    judged = classify_job(ended(tmp_path, JobState.CANCELLED, cancelled_by="4123456"), SOME)
 
     assert judged.outcome_reason == "cancelled by uid 4123456 after 20 of 50 steps"
