@@ -154,7 +154,7 @@ def read_scenario(path: str, tests: Sequence[str] = ()) -> Scenario:
 
 
 def own_night(chosen: ChosenNight, scenario: Scenario, site: Site) -> tuple[ChosenNight, NightStart | None]:
-    """The night with an id that is not taken: by another deployment's slot, or one of before the schedule was moved.
+    """The night with an id that is not taken: by another deployment, or a slot of before the schedule was moved.
 
     With it comes how it began, where it did.
 
@@ -163,7 +163,7 @@ def own_night(chosen: ChosenNight, scenario: Scenario, site: Site) -> tuple[Chos
     """
     for name in _possible_nights(chosen):
         earlier = patiently(partial(_read_start, name, scenario.name, site))
-        if earlier is None or not _is_anothers(earlier, chosen.slot):
+        if earlier is None or not _is_anothers(earlier, chosen.slot, scenario):
             break
         run_log().info("night %s is that of the slot at %s %s", name, earlier.slot, earlier.deployment)
     if earlier is not None and earlier.cluster != site.cluster.name:
@@ -188,11 +188,14 @@ def _read_start(night: str, scenario: str, site: Site) -> NightStart | None:
     return read_start(store_of(site), night, scenario)
 
 
-def _is_anothers(earlier: NightStart, slot: datetime | None) -> bool:
-    """Whether a night is that of another slot."""
+def _is_anothers(earlier: NightStart, slot: datetime | None, scenario: Scenario) -> bool:
+    """Whether a night is that of another slot, or for this one of another deployment that has none of these tests."""
     if earlier.slot is None or slot is None:
         return False
-    return earlier.slot.astimezone(UTC) != slot.astimezone(UTC)
+    if earlier.slot.astimezone(UTC) != slot.astimezone(UTC):
+        return True
+    others = earlier.deployment not in ("", deployment.name)
+    return others and set(earlier.test_ids).isdisjoint(scenario.test_ids)
 
 
 def check_same_tests(scenario: Scenario, earlier: NightStart) -> None:

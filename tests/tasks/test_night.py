@@ -30,6 +30,7 @@ from nightbridge.tasks.night import (
     retried_at,
     zone_of,
 )
+from tests.builders import make_spec
 
 BERLIN = "Europe/Berlin"
 
@@ -116,6 +117,27 @@ def test_a_slot_of_another_deployment_or_of_a_schedule_that_was_moved_is_a_night
     in_new_york = night(datetime(2026, 11, 21, 18, tzinfo=UTC), zone="America/New_York")
     assert own_night(in_new_york, NIGHTLY, site).night == "2026-11-21-1300-2"
     assert own_night(other, Scenario(name="another", tests=()), site) == other
+
+
+@pytest.mark.parametrize(
+    ("of_record", "tests", "expected"),
+    [
+        ("others", ("llama",), "2026-11-21-0100"),
+        ("ours", ("llama",), "2026-11-21"),  # its tests were changed since: refused where it would forget some
+        ("others", ("llama", "deepseek"), "2026-11-21"),  # deepseek would run twice for this slot
+        ("", ("llama",), "2026-11-21"),
+    ],
+)
+def test_deployments_that_are_due_together_with_tests_of_their_own_have_nights_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_record: str, tests: tuple[str, ...], expected: str
+) -> None:
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__NAME", "ours")
+    site, chosen = Site(workspace=tmp_path), night(datetime(2026, 11, 21, tzinfo=UTC))
+    recorded = (NightTest(test_id="deepseek", run_key="deepseek-2026-11-21"),)
+    begun(site, chosen.night, chosen.slot, tests=recorded, deployment=of_record)
+    wanted = Scenario(name=NIGHTLY.name, tests=tuple(make_spec(test_id=test).test for test in tests))
+
+    assert own_night(chosen, wanted, site).night == expected
 
 
 def test_a_night_by_hand_goes_on_with_the_night_whose_id_it_was_given(tmp_path: Path) -> None:
