@@ -16,6 +16,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL
 from prefect.states import AwaitingRetry
 
 from nightbridge.blocks import site_of
@@ -40,9 +41,15 @@ def start_night(night: str, name: str = "") -> str:
         What was done, with the flow run's id.
 
     Raises:
-        InvalidInput: There is no such deployment, or it is not known which of several is meant.
+        InvalidInput: No server is configured, or no such deployment is there, or several could be meant.
         PrefectAway: Prefect's server does not answer.
     """
+    if not PREFECT_API_URL.value():
+        raise InvalidInput(
+            "PREFECT_API_URL is not set, and only a server starts nights",
+            subject=f"night {night}",
+            advice="With that of `make server`: export PREFECT_API_URL=http://127.0.0.1:4200/api",
+        )
     with away_is_transient(f"night {night}"), get_client(sync_client=True) as client:
         deployments = _nightly_deployments(client, name)
         begun = {each.name: run for each in deployments if (run := _flow_run_of(client, each, night))}
@@ -60,7 +67,7 @@ def start_night(night: str, name: str = "") -> str:
             return f"{what}, still {_in_words(known.state)}"
         if known.state.is_completed():
             again = f"to run it again: .venv/bin/prefect deployment run {FLOW}/{deployment} -p night={night}"
-            return f"{what}, {_in_words(known.state)} before; {again}"
+            return f"{what}, ended: {_in_words(known.state)}; {again}"
         client.set_flow_run_state(known.id, AwaitingRetry(message="`make night`"))
         return f"{what}, {_ENDS[known.state.type]} before; resumed"
 

@@ -105,7 +105,9 @@ def test_all_that_the_project_asks_for_is_locked() -> None:
 
 
 def test_users_of_one_host_share_the_folder_of_prefects_workers(tmp_path: Path) -> None:
-    (tmp_path / "prefect").write_text("#!/bin/sh\necho started\n")
+    (tmp_path / "prefect").write_text(
+        '#!/bin/sh\n[ "$1" = worker ] && echo started || echo PREFECT_API_URL=http://prefect\n'
+    )
     (tmp_path / "prefect").chmod(0o755)
 
     def worker(temporary: Path) -> subprocess.CompletedProcess[str]:
@@ -124,6 +126,18 @@ def test_users_of_one_host_share_the_folder_of_prefects_workers(tmp_path: Path) 
     assert "started" not in refused.stdout
     assert f"{taken}/runner_storage is another user's" in refused.stderr
     assert "TMPDIR=" in refused.stderr
+
+
+def test_a_worker_without_a_server_is_refused_for_nothing_would_ever_be_due(tmp_path: Path) -> None:
+    (tmp_path / "prefect").write_text("#!/bin/sh\necho PREFECT_PROFILE=ephemeral\n")
+    (tmp_path / "prefect").chmod(0o755)
+    command = ["make", "--no-print-directory", "--assume-old=install", f"BIN={tmp_path}", "worker"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+
+    refused = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+    assert refused.returncode != 0
+    assert "export PREFECT_API_URL=http://127.0.0.1:4200/api" in refused.stderr
 
 
 def test_clean_keeps_the_store_and_clean_all_asks(tmp_path: Path) -> None:

@@ -481,7 +481,7 @@ def test_a_night_that_passed_is_left_alone_and_how_to_run_it_again_is_said(
 
     printed = start_night(night)
 
-    assert f"flow run {flow_run}, passed before; to run it again: " in printed
+    assert f"flow run {flow_run}, ended: passed; to run it again: " in printed
     assert printed.endswith(f"prefect deployment run {NIGHTLY} -p night={night}")
     assert client.read_flow_run(UUID(flow_run)).state_name == "Passed"
 
@@ -586,6 +586,14 @@ def test_the_place_in_the_queue_is_free_again_when_a_night_crashed_or_is_suspend
     for flow_run in (first, waiting):
         client.set_flow_run_state(flow_run, Cancelled(), force=True)
     assert bool(offered) is free
+
+
+def test_a_night_is_not_started_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+        code = main(["n1"])
+
+    assert code == 2
+    assert "export PREFECT_API_URL=" in capsys.readouterr().err
 
 
 def test_what_is_deployed_without_a_server_says_where_it_is(tmp_path: Path) -> None:
