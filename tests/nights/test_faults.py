@@ -109,10 +109,10 @@ def test_a_night_goes_on_by_itself_when_its_host_is_lost_its_worker_stopped_or_i
 @in_any_stage()
 def test_two_workers_and_a_person_run_one_night_at_once(rig: Rig, begin: Begin, stage: str) -> None:
     rig.start_worker()
-    night = begin()
+    night = begin(job_variables=STRAIGHT)
     night.wait_until(stage)
 
-    again = begin(night.night)
+    again = begin(night.night, job_variables=STRAIGHT)
     by_hand = subprocess.run(
         [
             NIGHTBRIDGE,
@@ -180,7 +180,7 @@ def test_a_database_that_is_restarted_is_waited_for(rig: Rig, begin: Begin, stag
 
 @in_any_stage()
 def test_a_cancelled_night_s_jobs_are_cancelled_whatever_its_files_say_by_now(begin: Begin, stage: str) -> None:
-    night = begin()
+    night = begin(job_variables=STRAIGHT)
     night.wait_until(stage)
 
     if stage != "begin":  # there the night has not read them yet, and would be invalid
@@ -200,7 +200,7 @@ def test_a_cancelled_night_s_jobs_are_cancelled_whatever_its_files_say_by_now(be
 
 @in_any_stage("submit", "watch", "harvest")
 def test_a_suspended_night_leaves_its_process_and_goes_on_when_resumed(begin: Begin, stage: str) -> None:
-    night = begin()
+    night = begin(job_variables=STRAIGHT)
     night.wait_until(stage)
 
     night.suspend()
