@@ -111,6 +111,8 @@ _LONGEST = tuple(
         "nights/test_faults.py",
         "nights/test_clock_and_disk.py",
         "nights/test_scheduled_night.py",
+        "nights/test_forms.py",
+        "nights/test_two_servers.py",
         "flows/test_container.py",
         "flows/test_real_parts.py",
         "flows/test_restart.py",
