@@ -139,7 +139,7 @@ RUNNERS = $${TMPDIR:-/tmp}/runner_storage
 worker: export PREFECT_CLIENT_MAX_RETRIES ?= 10
 worker: export PREFECT_CLIENT_RETRY_EXTRA_CODES ?= 500,504
 worker: install
-	@$(BIN)/prefect config view | grep -q '^PREFECT_API_URL=' || { echo "PREFECT_API_URL is not set, and a worker of its own server finds nothing due. With that of make server: export PREFECT_API_URL=http://127.0.0.1:4200/api" >&2; exit 1; }
+	@test -n "$$PREFECT_API_URL" || $(BIN)/prefect config view | grep -q '^PREFECT_API_URL=' || { echo "PREFECT_API_URL is not set, and a worker of its own server finds nothing due. With that of make server: export PREFECT_API_URL=http://127.0.0.1:4200/api" >&2; exit 1; }
 	@mkdir -p "$(RUNNERS)" 2>/dev/null; chmod 1777 "$(RUNNERS)" 2>/dev/null; test -d "$(RUNNERS)" -a -w "$(RUNNERS)" || { echo "$(RUNNERS) is another user's, and Prefect's worker writes there: let its owner run chmod 1777 $(RUNNERS), or name another folder for temporary files: TMPDIR=... make worker" >&2; exit 1; }
 	$(BIN)/prefect worker start --pool nightbridge
 

@@ -135,9 +135,13 @@ def test_a_worker_without_a_server_is_refused_for_nothing_would_ever_be_due(tmp_
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
 
     refused = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    (tmp_path / "prefect").write_text('#!/bin/sh\n[ "$1" = worker ] && echo started\n')
+    named = environment | {"PREFECT_API_URL": "http://prefect/api"}
+    begun = subprocess.run(command, cwd=ROOT, env=named, capture_output=True, text=True, check=False)
 
     assert refused.returncode != 0
     assert "export PREFECT_API_URL=http://127.0.0.1:4200/api" in refused.stderr
+    assert begun.stdout.splitlines()[-1] == "started"
 
 
 def test_clean_keeps_the_store_and_clean_all_asks(tmp_path: Path) -> None:
