@@ -18,7 +18,7 @@ from nightbridge.flows.forms import ClusterField, StoreField, SystemField
 from nightbridge.flows.pipeline import pipeline_verdict
 from nightbridge.gate.nodes import on_nodes
 from nightbridge.gate.paired_trial import (
-    EXIT_CODES,
+    TRIAL_EXIT_CODES,
     ProposedChange,
     Trial,
     TrialArm,
@@ -71,7 +71,7 @@ def try_flow(  # noqa: D417  (`SiteChoice` describes the others)
             arms += _pair(trial, control, len(arms), site)
             trial = judged(trial, arms, control.test.gate)
         keep_trial(trial, site)
-    kind = Failed if EXIT_CODES[trial.answer] else Completed
+    kind = Failed if TRIAL_EXIT_CODES[trial.answer] else Completed
     return kind(name=trial.answer.title().replace(" ", ""), message=f"{trial.change}: {trial.answer}", data=trial)
 
 

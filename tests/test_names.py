@@ -1,8 +1,9 @@
 """One name for one thing: see docs/glossary.md."""
 
 import ast
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -24,14 +25,21 @@ def repeated(names: Iterable[tuple[str, str]]) -> Mapping[str, list[str]]:
     return {name: places for name, places in found.items() if len(places) > 1}
 
 
-def test_every_class_has_a_name_of_its_own() -> None:
-    classes = (
-        (node.name, f"{path.relative_to(ROOT)}:{node.lineno}")
-        for path in MODULES
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef)
-    )
-    assert repeated(classes) == {}
+def types_of(path: Path) -> Iterator[tuple[str, str]]:
+    """The classes of a module with their places, and its aliases of types as they are defined: `Kind = Literal[...]`.
+
+    Two modules may define an alias alike: it is the same thing.
+    """
+    for node in ast.parse(path.read_text()).body:
+        match node:
+            case ast.ClassDef(name=name):
+                yield name, f"{path.relative_to(ROOT)}:{node.lineno}"
+            case ast.Assign(targets=[ast.Name(id=name)]) if re.fullmatch(r"_?[A-Z]\w*[a-z]\w*", name):
+                yield name, ast.unparse(node)
+
+
+def test_every_type_has_a_name_of_its_own() -> None:
+    assert repeated({found for path in MODULES for found in types_of(path)}) == {}
 
 
 def test_every_module_has_a_name_of_its_own_but_a_flow_and_its_tasks() -> None:

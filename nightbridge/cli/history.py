@@ -482,7 +482,7 @@ def try_change(
     Exit code 0 when it is as good or better, 1 when it is worse or undecided, 3 when it fails, 4 when the control does.
     """
     from nightbridge.flows import try_change
-    from nightbridge.gate.paired_trial import EXIT_CODES, markdown
+    from nightbridge.gate.paired_trial import TRIAL_EXIT_CODES, markdown
 
     check_folder(page)
     note_no_site(choice)
@@ -492,4 +492,4 @@ def try_change(
     if page is not None:
         write_file(page, text.encode())
     show(as_json, found.model_dump(mode="json"), text.splitlines)
-    return EXIT_CODES[found.answer]
+    return TRIAL_EXIT_CODES[found.answer]

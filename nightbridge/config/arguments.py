@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, TypeAdapter
 
 from nightbridge import secrets
 from nightbridge.config.documents import Findings, KeyPath, meant, unknown_key, validated
-from nightbridge.launch.flags import NO_EFFECT, TEST_FLAGS, Flag, Kind, without_variables
+from nightbridge.launch.flags import NO_EFFECT, TEST_FLAGS, Flag, FlagKind, without_variables
 from nightbridge.launch.hetero_arguments import Finite, HeteroArguments, Whole
 from nightbridge.models import Model, SecretRef, SweepAxis
 
@@ -304,7 +304,7 @@ _Integer = Annotated[Whole, Field(ge=-(2**63), le=2**63)]
 # pydantic's own reading, as CloudAI has it: also 1 and 0, "yes" and "no", "on" and "off".
 _Boolean = Annotated[bool, BeforeValidator(lambda value: value.strip() if isinstance(value, str) else value)]
 
-_TYPES: dict[Kind, tuple[Any, str]] = {
+_TYPES: dict[FlagKind, tuple[Any, str]] = {
     "text": (_Text, "text"),
     "integer": (_Integer, "a whole number"),
     "number": (Finite, "a finite number"),
@@ -314,7 +314,7 @@ _TYPES: dict[Kind, tuple[Any, str]] = {
     "integer_or_none": (Literal["None"] | _Integer, 'a whole number or "None"'),
     "text_or_none": (_Text, "text"),
 }
-_KINDS: Mapping[Kind, tuple[Callable[[object], Any], str]] = {
+_KINDS: Mapping[FlagKind, tuple[Callable[[object], Any], str]] = {
     kind: (TypeAdapter(type_).validate_python, words) for kind, (type_, words) in _TYPES.items()
 }
 """What a value must be: a reader that raises ValueError, and the words for it."""

@@ -12,7 +12,7 @@ from nightbridge.config.arguments import MOVED, RENAMED
 from nightbridge.config.cloudai_compat import AgentFields, TrainingReport
 from nightbridge.config.documents import Findings, KeyPath, Layered, validated
 from nightbridge.launch.config_schema import released_schema
-from nightbridge.launch.flags import CHOICES, HEAD, NO_EFFECT, TEST_FLAGS, Flag, Kind
+from nightbridge.launch.flags import CHOICES, HEAD, NO_EFFECT, TEST_FLAGS, Flag, FlagKind
 from nightbridge.launch.hetero_arguments import HeteroArguments, Text
 from nightbridge.models import Compat, GatePolicy, GitRepo, HarvestPolicy, Model, SweepPolicy
 
@@ -134,7 +134,7 @@ def _without(container: Any, path: KeyPath) -> Any:
 
 # --- for editors -----------------------------------------------------------------------------------------------------
 
-_TYPES: Mapping[Kind, tuple[str, ...]] = {
+_TYPES: Mapping[FlagKind, tuple[str, ...]] = {
     **dict.fromkeys(("text", "texts", "text_or_none"), ("string",)),
     **dict.fromkeys(("integer", "integers", "integer_or_none"), ("integer", "string")),
     "number": ("number", "string"),

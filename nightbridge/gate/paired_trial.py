@@ -38,7 +38,7 @@ CORE_FOLDER = "3rdparty/Megatron-LM"
 
 TrialAnswer = Literal["as good", "better", "worse", "fails", "open", "control fails"]
 
-EXIT_CODES: Mapping[TrialAnswer, int] = {
+TRIAL_EXIT_CODES: Mapping[TrialAnswer, int] = {
     "as good": 0,
     "better": 0,
     "worse": 1,

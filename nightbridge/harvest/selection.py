@@ -19,7 +19,7 @@ from pathlib import Path
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.files import unless_away, walk
 from nightbridge.harvest.manifest import LeftOut
-from nightbridge.harvest.upload import Kind, LocalFile, Unit
+from nightbridge.harvest.upload import FileKind, LocalFile, Unit
 from nightbridge.models import Checkpoint, CheckpointState, StoredFile
 from nightbridge.outputs.checkpoints import (
     LOADER_STATES,
@@ -90,7 +90,7 @@ def _single_files(output: RunOutput, stored_below: str = "") -> Iterator[Unit]:
     """What of a run is stored besides its checkpoints, each file a unit."""
     logs = (*output.logs, *output.sbatch_logs, output.launcher_log)
     attempt_files = (path for path in output.attempt_files if path != output.launcher_log)
-    files: tuple[tuple[Path, str, Kind], ...] = (
+    files: tuple[tuple[Path, str, FileKind], ...] = (
         *((path, f"logs/{path.name}", "log") for path in logs if path),
         *((path, f"configs/{path.name}", "config") for path in (output.config_container, output.repo_status) if path),
         *((path, f"attempt/{path.name}", "config") for path in attempt_files),

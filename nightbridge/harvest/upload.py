@@ -33,7 +33,7 @@ MAX_EVENTS = 256 << 20
 """Bytes of an event file, of which more are stored only as far as its records are whole: a file with a hole of
 gigabytes costs its writer nothing, and the store all of it."""
 
-Kind = Literal["checkpoint", "tensorboard", "log", "config", "summary", "metrics", "other"]
+FileKind = Literal["checkpoint", "tensorboard", "log", "config", "summary", "metrics", "other"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class LocalFile:
 
     source: str
     path: str
-    kind: Kind
+    kind: FileKind
     below: Path | None = None
     extents: Sequence[int] = ()
 
@@ -62,7 +62,7 @@ class Unit(Model):
     checkpoint: Checkpoint | None = None
 
     @classmethod
-    def of(cls, source: Path, path: str, kind: Kind) -> "Unit":
+    def of(cls, source: Path, path: str, kind: FileKind) -> "Unit":
         """A unit of one file."""
         return cls(path=path, files=(LocalFile(str(source), path, kind),))
 

@@ -53,8 +53,10 @@ def version_for_pin(ref: str) -> Version:
     return version_of_ref(ref) or HEAD
 
 
-Kind = Literal["text", "integer", "number", "boolean", "texts", "integers", "integer_or_none", "text_or_none"]
-Format = Literal["value", "true_false", "presence", "comma", "space", "pairs", "virtual_pipeline", "escaped", "unsent"]
+FlagKind = Literal["text", "integer", "number", "boolean", "texts", "integers", "integer_or_none", "text_or_none"]
+FlagFormat = Literal[
+    "value", "true_false", "presence", "comma", "space", "pairs", "virtual_pipeline", "escaped", "unsent"
+]
 Choices = tuple[str, ...] | None
 KnownFlags = Mapping[str, Choices]
 """Every option string of one parser, long and short, with the values it allows (None: any)."""
@@ -86,8 +88,8 @@ class Flag:
 
     field: str
     option: str
-    kind: Kind = "text"
-    format: Format = "value"
+    kind: FlagKind = "text"
+    format: FlagFormat = "value"
     first: Version = V0_3_0
     source: Literal["test", "site"] = "test"
     secret: str | None = None
@@ -317,7 +319,7 @@ def _value(option: str, value: Any) -> tuple[str, ...]:
     return (option, text) if text else ()
 
 
-FORMATS: Mapping[Format, Callable[[str, Any], tuple[str, ...]]] = {
+FORMATS: Mapping[FlagFormat, Callable[[str, Any], tuple[str, ...]]] = {
     "value": _value,
     "true_false": _value,
     "presence": lambda option, value: (option,) if value else (),

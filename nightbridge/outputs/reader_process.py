@@ -53,7 +53,7 @@ _DEATHS = 3
 _BACKSTOP_SECONDS = 60.0
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
-_Reader = Callable[[bytes], tuple[BaseModel, bytes]]
+_ReadFunction = Callable[[bytes], tuple[BaseModel, bytes]]
 """A function at the top of its module, which the child imports: its argument comes as JSON, and it returns a model, and
 bytes that are handed on as they are."""
 
@@ -162,7 +162,7 @@ class Child:
             raise ReaderDied(self._path, f"its reader died: {error.strerror}") from error
 
 
-def _setup(reader: _Reader, roots: Sequence[Path], refused: Mapping[Path, str]) -> Setup:
+def _setup(reader: _ReadFunction, roots: Sequence[Path], refused: Mapping[Path, str]) -> Setup:
     return Setup(
         module=reader.__module__,
         function=reader.__name__,
@@ -176,7 +176,7 @@ _slots = threading.BoundedSemaphore(AT_ONCE)
 
 
 def read_in_child(
-    reader: _Reader, argument: BaseModel, answer: type[_Answer], roots: Sequence[Path], *, subject: str
+    reader: _ReadFunction, argument: BaseModel, answer: type[_Answer], roots: Sequence[Path], *, subject: str
 ) -> tuple[_Answer, bytes]:
     """Call a reader in a child; a file over which one dies is left to it as one that cannot be read.
 
@@ -216,7 +216,7 @@ _shared: dict[Setup, Child] = {}
 _shared_lock = threading.Lock()
 
 
-def call_shared(reader: _Reader, argument: BaseModel, answer: type[_Answer], roots: Sequence[Path]) -> _Answer:
+def call_shared(reader: _ReadFunction, argument: BaseModel, answer: type[_Answer], roots: Sequence[Path]) -> _Answer:
     """Call a reader in the one child of its roots, which stays, and keeps what the reader keeps.
 
     Raises:
@@ -327,7 +327,7 @@ def _serve(connection: socket.socket) -> None:
         message = _receive(connection)
         if message is not None:
             setup = Setup.model_validate_json(message[1])
-            reader: _Reader = getattr(importlib.import_module(setup.module), setup.function)
+            reader: _ReadFunction = getattr(importlib.import_module(setup.module), setup.function)
             _set_limits()
             # Under both names, where a workspace lies behind a link; a root that is one itself stays one.
             roots = (*setup.roots, *(root.parent.resolve() / root.name for root in setup.roots))
@@ -341,7 +341,7 @@ def _serve(connection: socket.socket) -> None:
         os._exit(0)
 
 
-def _answer(reader: _Reader, argument: bytes) -> tuple[bytes, bytes]:
+def _answer(reader: _ReadFunction, argument: bytes) -> tuple[bytes, bytes]:
     try:
         model, data = _read(reader, argument)
         # NaN stays NaN, and half of a surrogate pair, which no JSON may hold, becomes a question mark.
@@ -355,7 +355,7 @@ def _answer(reader: _Reader, argument: bytes) -> tuple[bytes, bytes]:
     return _FAILURE, failure.model_dump_json().encode()
 
 
-def _read(reader: _Reader, argument: bytes) -> tuple[BaseModel, bytes]:
+def _read(reader: _ReadFunction, argument: bytes) -> tuple[BaseModel, bytes]:
     try:
         return reader(argument)
     except OSError as error:

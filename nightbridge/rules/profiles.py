@@ -54,7 +54,7 @@ from nightbridge.rules.sweep_points import (
     MAX_RUNS,
     Expansion,
     Grid,
-    Point,
+    PointValues,
     chosen_points,
     drawn_points,
     expansion_of,
@@ -221,7 +221,7 @@ def grid_of(test: TestDefinition, limits: ClusterLimits | None = None, checkout:
     return Grid(test, rules_of(test), limits, checkout)
 
 
-def points_of(test: TestDefinition, limits: ClusterLimits | None = None) -> Iterator[Point]:
+def points_of(test: TestDefinition, limits: ClusterLimits | None = None) -> Iterator[PointValues]:
     """The points of a test that are to be run, in order: those that its `[sweep]` selects and that break no rule."""
     return chosen_points(test, grid_of(test, limits)) if test.axes or test.drawn else iter(({},))
 

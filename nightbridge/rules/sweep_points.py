@@ -31,7 +31,7 @@ MAX_OUTCOMES = 2_000_000
 _ANSWERS_KEPT = 100_000
 _TRIES_PER_POINT, _MIN_TRIES = 1_000, 10_000
 
-Point = Mapping[str, Any]
+PointValues = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Cut:
     """
 
     rule: Rule[RuleContext]
-    fixed: Point
+    fixed: PointValues
     axis: str
     values: tuple[Any, ...]
     points: int
@@ -62,7 +62,7 @@ class Skipped:
     """How many points one rule refuses, as the first of all rules, what the first of them is known by, and why."""
 
     points: int
-    first: Point
+    first: PointValues
     example: str
 
 
@@ -127,7 +127,7 @@ class Grid:
         """How many points there are, valid or not."""
         return math.prod(len(axis.values) for axis in self._axes)
 
-    def outcomes(self) -> Iterator[Point | Cut]:
+    def outcomes(self) -> Iterator[PointValues | Cut]:
         """Yield every valid point and every part that is cut, in the order in which the values were written.
 
         The last axis changes fastest. Points and the cuts' `points` add up to `size`.
@@ -139,14 +139,14 @@ class Grid:
         else:
             yield {}
 
-    def drawn(self, count: int, seed: int) -> tuple[Point, ...]:
+    def drawn(self, count: int, seed: int) -> tuple[PointValues, ...]:
         """Draw valid points at random, each at most once and all equally likely, in the grid's order.
 
         Where valid points are rare, fewer are found than requested.
         """
         dice = random.Random(seed)
         tried: set[int] = set()
-        found: dict[int, Point] = {}
+        found: dict[int, PointValues] = {}
         for _ in range(0 if self._refused_at_once else _MIN_TRIES + _TRIES_PER_POINT * count):
             if len(found) == count or len(tried) == self.size:
                 break
@@ -164,7 +164,7 @@ class Grid:
                     found[index] = self._point(dict(enumerate(chosen)))
         return tuple(found[index] for index in sorted(found))
 
-    def first_refusal(self, point: Point) -> tuple[Rule[RuleContext], str] | None:
+    def first_refusal(self, point: PointValues) -> tuple[Rule[RuleContext], str] | None:
         """The first rule that a whole point breaks, and its message; None where it breaks none."""
         run = self._context(point)
         for rule in self._rules:
@@ -178,7 +178,7 @@ class Grid:
 
     # --- implementation ---------------------------------------------------------------------------------------------
 
-    def _context(self, point: Point, test: TestDefinition | None = None) -> RuleContext:
+    def _context(self, point: PointValues, test: TestDefinition | None = None) -> RuleContext:
         concrete = at_point(test or self._test, point, self._base.version if point else None, self._limits)
         return RuleContext(concrete, self._limits, self._checkout)
 
@@ -212,7 +212,7 @@ class Grid:
     def _point(self, chosen: Mapping[int, int]) -> dict[str, Any]:
         return {self._axes[axis].name: self._axes[axis].values[value] for axis, value in chosen.items()}
 
-    def _outcomes_below(self, depth: int, chosen: list[int], fixed: dict[str, Any]) -> Iterator[Point | Cut]:
+    def _outcomes_below(self, depth: int, chosen: list[int], fixed: dict[str, Any]) -> Iterator[PointValues | Cut]:
         axis = self._axes[depth]
         name, values = axis.name, axis.values
         left = (1 << len(values)) - 1
@@ -252,14 +252,14 @@ def expansion_of(grid: Grid, most: int | None = None) -> Expansion:
     return found
 
 
-def chosen_points(test: TestDefinition, grid: Grid) -> Iterator[Point]:
+def chosen_points(test: TestDefinition, grid: Grid) -> Iterator[PointValues]:
     """The valid points that the test's `[sweep]` selects, at most `MAX_RUNS`; one empty point without a sweep."""
     if not test.drawn:
         return _chosen_of_grid(test, grid)
     return (point for point in drawn_points(test, grid) if grid.first_refusal(point) is None)
 
 
-def drawn_points(test: TestDefinition, grid: Grid) -> Iterator[Point]:
+def drawn_points(test: TestDefinition, grid: Grid) -> Iterator[PointValues]:
     """The points of a test some of whose parameters are drawn: each point once, valid or not.
 
     The n-th point gets the n-th draw of every parameter. A test that sweeps over nothing else has `sweep.points`.
@@ -282,7 +282,7 @@ def draw(test: TestDefinition, trial: int) -> dict[str, Any]:
     return drawn
 
 
-def _chosen_of_grid(test: TestDefinition, grid: Grid) -> Iterator[Point]:
+def _chosen_of_grid(test: TestDefinition, grid: Grid) -> Iterator[PointValues]:
     if test.sweep.method == "random" and test.axes:
         return iter(grid.drawn(test.sweep.points, test.sweep.seed))
     outcomes = islice(grid.outcomes(), MAX_OUTCOMES)

@@ -24,16 +24,16 @@ QUICK = 0.001
 INTERVAL = 0.5
 """Seconds between two calls of the listener."""
 
-Step = Literal["reading", "sending", "fetching", "removing"]
+TransferStep = Literal["reading", "sending", "fetching", "removing"]
 
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 Result = TypeVar("Result")
 
 
 class Progress(Model):
     """How far a step is. `bytes_done` counts what has been read of files in progress, too."""
 
-    step: Step
+    step: TransferStep
     files_done: int
     files_total: int
     bytes_done: int
@@ -68,7 +68,7 @@ class Progress(Model):
 class Meter:
     """Counts one step. `moved` and `done` are for any thread, `report` for the one that waits for the others."""
 
-    def __init__(self, step: Step, sizes: Sequence[int], listener: Callable[[Progress], None] | None) -> None:
+    def __init__(self, step: TransferStep, sizes: Sequence[int], listener: Callable[[Progress], None] | None) -> None:
         self._step, self._sizes, self._listener = step, sizes, listener
         self._total = sum(sizes)
         self._began = time.monotonic()
@@ -107,7 +107,7 @@ class Meter:
 
 
 def in_parallel(
-    function: Callable[[Item], Result], items: Sequence[Item], meter: Meter | None = None, workers: int = WORKERS
+    function: Callable[[_Item], Result], items: Sequence[_Item], meter: Meter | None = None, workers: int = WORKERS
 ) -> list[Result]:
     """Apply `function` to all items, `workers` at once; without a meter in this thread, as long as each is `QUICK`.
 
@@ -149,7 +149,7 @@ def in_parallel(
     return results
 
 
-def _until_slow(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+def _until_slow(function: Callable[[_Item], Result], items: Iterable[_Item]) -> Iterator[Result]:
     """The results of the first items, until one was not `QUICK`."""
     for item in items:
         began = time.perf_counter()

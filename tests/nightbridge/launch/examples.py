@@ -10,7 +10,7 @@ from pathlib import Path
 from nightbridge.config.documents import parse_document
 from nightbridge.config.scenarios import load, runs, scenario_of
 from nightbridge.config.toml_writer import toml_value
-from nightbridge.launch.flags import FLAGS, Flag, Kind, Version, choices_of, version_for_pin
+from nightbridge.launch.flags import FLAGS, Flag, FlagKind, Version, choices_of, version_for_pin
 from nightbridge.launch.launch_plan import placeholder_plan
 from nightbridge.models import ClusterSettings, Scenario, Site
 
@@ -111,7 +111,7 @@ EXAMPLES = ("test", "test in scenario", "more fields", "every flag", "library re
 
 NIGHT = "2026-11-21"
 
-SAMPLES: dict[Kind, object] = {
+SAMPLES: dict[FlagKind, object] = {
     "text": "text",
     "integer": 1,
     "number": 0.5,

@@ -13,7 +13,7 @@ from nightbridge.models import ClusterLimits, Compat, SkippedPart, SweepAxis, Sw
 from nightbridge.rules import check_scenario, check_test, errors_of, grid_of, points_of, profiles
 from nightbridge.rules.profiles import PROFILES
 from nightbridge.rules.rule import Rule, RuleContext
-from nightbridge.rules.sweep_points import MAX_RUNS, Cut, Point, expansion_of, skipped_parts
+from nightbridge.rules.sweep_points import MAX_RUNS, Cut, PointValues, expansion_of, skipped_parts
 from tests.builders import make_test
 from tests.nightbridge.rules.test_rules import BREAKS
 
@@ -37,7 +37,7 @@ def every_point(test: TestDefinition) -> list[dict[str, Any]]:
     return [dict(zip(names, values, strict=True)) for values in itertools.product(*(axis.values for axis in test.axes))]
 
 
-def is_valid(test: TestDefinition, point: Point, limits: ClusterLimits | None = None) -> bool:
+def is_valid(test: TestDefinition, point: PointValues, limits: ClusterLimits | None = None) -> bool:
     return not errors_of(check_test(at_point(test, point), limits))
 
 
