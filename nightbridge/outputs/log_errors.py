@@ -159,7 +159,7 @@ class ErrorFinder:
 
     def _says_more(self, kind: Kind) -> bool:
         """Whether a line that sounds like a failure says more than this one below it, that a process ended."""
-        return kind in lines.ENDS and min(self._possible, default=lines.WORDED) < lines.WORDED
+        return kind in lines.ENDS and lines.SOUNDS in self._possible
 
     def _explains(self, line: str) -> bool:
         """Take in what stands below a line that announces it; whether that is all that it can say."""

@@ -32,6 +32,30 @@ def test_the_cause_is_named(part: str, tmp_path: Path) -> None:
     assert wrong == {}
 
 
+START = """\
+W0314 09:12:44.128000 3961 torch/distributed/run.py:793] *****************************************
+E external/local_xla/cuda_dnn.cc:9261] Unable to register cuDNN factory: one has already been registered
+fatal: not a git repository (or any of the parent directories): .git
+[W314 09:12:47.771002 socket.cpp:752] [c10d] The client socket has failed to connect to [gpu-07]:29500 (errno: 111).
+  error_injection_rate ............................ 0
+    will not load any checkpoints and will start from random
+[after model, optimizer, and learning rate scheduler are built] datetime: 2025-03-14 09:13:21
+ [2025-03-14 09:14:02] iteration       10/   50000 | consumed samples:         2560 | lm loss: 1.091034E+01 |
+"""
+
+
+def test_the_cause_is_named_behind_what_megatron_prints_at_its_start(tmp_path: Path) -> None:
+    path, wrong = tmp_path / "log.out", {}
+    for log in LOGS:
+        if log["cause"] and not log.get("left"):
+            path.write_text(START + log["text"].lstrip("\n"))
+            error = read_logs([path]).last_error
+            if not is_named(log, error):
+                wrong[log["source"]] = error
+
+    assert wrong == {}
+
+
 def is_named(log: dict[str, Any], error: str) -> bool:
     """Whether it is the log's cause, with where it was, and is no cause where the log has none."""
     if log.get("left"):
@@ -500,6 +524,17 @@ def test_a_statement_of_a_stack_that_the_log_begins_within_does_not_compete() ->
     assert best_of("[rank4]:     assert a % b == 0, 'cannot divide'", "[rank4]: AssertionError: 2 is no multiple") == (
         "AssertionError: 2 is no multiple (rank 4)"
     )
+
+
+def test_what_a_process_outlived_says_less_than_that_one_was_killed_and_a_warning_less_than_both() -> None:
+    killed, complaint = "srun: error: c002: task 0: Killed", "fatal: not a git repository"
+    warning, informs = "UserWarning: the plugin has failed", "2026-01-08 - INFO - epoch 2"
+
+    for line in (warning, complaint):
+        assert best_of(line, informs, killed).startswith(f"possibly: {killed}")
+    assert best_of(warning, complaint, informs).startswith(f"possibly: {complaint}")
+    report = "[E] failed (exitcode: 1) local_rank: 0 (pid: 130182) of binary: /usr/bin/python3.8"
+    assert best_of(complaint, informs, report) == f"possibly: {report}"
 
 
 def test_that_torchrun_ends_the_other_ranks_is_no_sign_of_going_on() -> None:
