@@ -181,6 +181,11 @@ _STORAGES = {
     "ComplexFloatStorage": "complex64",
     "ComplexDoubleStorage": "complex128",
 }
+_TRAIN_STATE = re.compile(r"iter_(\d+)/train_state\.pt", re.ASCII)
+_STEP_FIRST = re.compile(
+    rb".{6,7}\x04\x00\x00\x00stepq.ctorch\._utils\n_rebuild_tensor_v2\n.{18}ctorch\n(?:Long|Int)Storage\n", re.DOTALL
+)
+"""How a pickled training state begins: Megatron-Bridge writes its step first, as a tensor of one integer."""
 _SAFETENSORS_BITS = re.compile(r"(?:BOOL|C|F|I|U|BF)(\d*)(?:_\w+)?")
 
 
@@ -231,9 +236,11 @@ class _Prover:
                 return
             size = stream.seek(0, 2)
             try:
-                self._note(path, read_archive(stream, 0, size))
+                records = read_archive(stream, 0, size)
+                _check_step(stream, path, records)
             except BadArchive as error:
                 raise DamagedData(f"{path.name} cannot be opened: {error}", subject=str(path)) from error
+            self._note(path, records)
 
     def shards(self, path: Path) -> None:
         """The shards that a `.metadata` names."""
@@ -350,6 +357,19 @@ def _check_ranks(files: Iterable[Path]) -> None:
         lost = next(number for number in range(len(found) + 1) if number not in found)
         if lost < max(found):
             raise DamagedData(f"there is no {kind} {lost}, but a {kind} {max(found)}", subject=str(folder))
+
+
+def _check_step(stream: BinaryIO, path: Path, records: tuple[Record, ...]) -> None:
+    """Megatron-Bridge names the folder by the step in the training state, and looks for that folder when it resumes."""
+    folder = _TRAIN_STATE.fullmatch("/".join(path.parts[-2:]))
+    places = {record.name: record for record in records}
+    step, described = places.get("data/0"), places["data.pkl"]
+    if not folder or not step or step.size not in (4, 8):
+        return
+    if _STEP_FIRST.match(_read(stream, described.offset, min(described.size, 256))):
+        saved = int.from_bytes(_read(stream, step.offset, step.size), "little")
+        if saved != int(folder[1]):
+            raise DamagedData(f"{path.name} is of iteration {saved}", subject=str(path))
 
 
 def _check_unnamed(stream: BinaryIO, begin: int, end: int) -> None:

@@ -295,6 +295,31 @@ def test_a_link_in_place_of_a_file_is_named(copy: Any, target: str) -> None:
     )
 
 
+@pytest.mark.parametrize("step", [10, 20])
+@pytest.mark.parametrize("storage", ["LongStorage", "IntStorage"])
+def test_a_checkpoint_with_the_training_state_of_another_iteration_is_damaged(
+    copy: Any, step: int, storage: str
+) -> None:
+    """Megatron-Bridge has written the step in 32 bits, too."""
+    content, root = io.BytesIO(), copy("Bridge, common.pt")
+    saved_state = torch_files.torch_save({"step": np.array(step)}, "train_state")
+    with zipfile.ZipFile(io.BytesIO(saved_state)) as whole, zipfile.ZipFile(content, "w") as written:
+        for name in whole.namelist():
+            data = whole.read(name).replace(b"LongStorage", storage.encode())
+            written.writestr(name, data[:4] if name.endswith("data/0") and storage == "IntStorage" else data)
+    for path in (folder_of(root) / "train_state.pt", root / "latest_train_state.pt"):
+        path.write_bytes(content.getvalue())
+    right = (CheckpointState.VERIFIED, "")
+    wrong = (CheckpointState.DAMAGED, "train_state.pt is of iteration 20")
+    assert checkpoint_state(folder_of(root)) == (right if step == 10 else wrong)
+
+
+def test_the_training_state_that_torch_wrote_tells_its_iteration(copy: Any) -> None:
+    root = copy("Bridge, common.pt")
+    shutil.copytree(folder_of(root), root / "iter_0000005")
+    assert checkpoint_state(root / "iter_0000005") == (CheckpointState.DAMAGED, "train_state.pt is of iteration 10")
+
+
 def test_a_folder_of_shards_without_metadata_is_not_finished(tmp_path: Path) -> None:
     path = _save(tmp_path / "step-1")
     (path / ".metadata").unlink()
