@@ -176,8 +176,10 @@ OF_A_CHILD = re.compile(r"CalledProcessError: .*returned non-zero exit status")
 """A command that failed has complained itself."""
 BAR = re.compile(r"\d%\|")
 """A bar of tqdm, which is drawn between the lines of a message."""
-CLOSING = "closing signal SIGTERM"
-"""What torchrun warns of as it ends the other ranks."""
+CLOSING = re.compile(
+    r"closing signal SIGTERM|destroy_process_group\(\) was not called|process group has NOT been destroyed"
+)
+"""What torch warns of as a rank ends, and torchrun as it ends the others: no sign that anything went on."""
 OF_THE_CODE = re.compile(
     _ENDINGS["options"] + r"|Assertion `.+[`'] failed|panicked at"
     r"|CUDA error: (?:device-side assert|no kernel image|misaligned address|invalid (?:configuration )?argument)"

@@ -110,7 +110,7 @@ class ErrorFinder:
             self._is_over = self._in_doubt = self._was_killed_for_memory = False
             self._ended_for_all = self._led_to = self._after = ""
             self._went_on = self._others_went_on = self._is_uncaught = self._is_consequence_uncaught = False
-        elif "complaint" in self._found and lines.REMARKS.search(line) and lines.CLOSING not in line:
+        elif "complaint" in self._found and lines.REMARKS.search(line) and not lines.CLOSING.search(line):
             self._possible.setdefault(lines.SOUNDS + lines.OUTLIVED, self._found.pop("complaint"))
         elif best in lines.OF_A_PROCESS:
             self._others_went_on |= lines.INFORMS.search(line) is not None
@@ -164,6 +164,9 @@ class ErrorFinder:
     def _explains(self, line: str) -> bool:
         """Take in what stands below a line that announces it; whether that is all that it can say."""
         if not self._announced or not line.strip() or lines.TRACEBACK in line or lines.BAR.search(line):
+            return False
+        if lines.CLOSING.search(line) or "(exitcode: " in line:
+            self._announced = None  # the log is cut before what was announced
             return False
         (texts, key, is_whole), said = self._announced, lines.RANK_PREFIX.sub("", line)
         goes_on = not is_whole or (said[:1].isspace() and not lines.FRAME.match(said))

@@ -537,13 +537,18 @@ def test_what_a_process_outlived_says_less_than_that_one_was_killed_and_a_warnin
     assert best_of(complaint, informs, report) == f"possibly: {report}"
 
 
-def test_that_torchrun_ends_the_other_ranks_is_no_sign_of_going_on() -> None:
-    complaint = "main.c:1:10: fatal error: stddef.h: No such file or directory"
-    closing = (
-        "W0314 09:15:12.310000 3961 torch/distributed/elastic/api.py:897] Sending process 9 closing signal SIGTERM"
-    )
+@pytest.mark.parametrize(
+    "line",
+    [
+        "W0314 09:15:12.310000 3961 torch/distributed/elastic/api.py:897] Sending process 9 closing signal SIGTERM",
+        "[rank0]:[W314 09:15:11 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() was not called",
+    ],
+)
+def test_what_torch_warns_of_at_an_end_is_no_sign_of_going_on_and_explains_nothing(line: str) -> None:
+    complaint, cut = "main.c:1:10: fatal error: stddef.h: No such file or directory", "x.BuildFailure: raised:"
 
-    assert best_of(complaint, closing) == complaint
+    assert best_of(complaint, line) == complaint
+    assert best_of(*TRACEBACK, cut, line) == f"possibly: {cut}"
 
 
 def test_a_statement_of_a_stack_is_no_complaint() -> None:
