@@ -209,7 +209,8 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
             # It is about to get new schedules: what somebody has switched off stays so.
             off = [known.slug for known in former.schedules if known.slug and not known.active] if former else []
             _make_deployment(client, each, site_of_form(each.flow, given, site), results, off)
-            yield f"deployment {name}{', its schedule stays switched off' if off else ''}"
+            replaced = _replaced_schedules(former, each) if former else ""
+            yield f"deployment {name}{', its schedule stays switched off' if off else ''}{replaced}"
         yield from make_automations(client, cluster, recipients)
     yield from without_server()
 
@@ -276,6 +277,18 @@ def _former(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
         return client.read_deployment_by_name(name)
     except ObjectNotFound:
         return None
+
+
+def _replaced_schedules(former: DeploymentResponse, wanted: _Wanted) -> str:
+    """Which schedules are no more: somebody may have chosen them in the UI, and expect nights at their hours."""
+    kept = [schedule.schedule for schedule in wanted.schedules()]
+    gone = (known.schedule for known in former.schedules if known.schedule not in kept)
+    return "".join(
+        f", its schedule was {one.cron} {one.timezone or 'UTC'}"
+        if isinstance(one, CronSchedule)
+        else ", its schedule of another kind is gone"
+        for one in gone
+    )
 
 
 def _check_formers(wanted: Iterable[_Wanted], formers: Mapping[str, DeploymentResponse], system: object) -> None:

@@ -295,6 +295,23 @@ def test_a_deployment_of_another_scenario_is_not_replaced(tmp_path: Path, monkey
 
 
 @pytest.mark.usefixtures("without_ours")
+def test_an_hour_that_somebody_chose_in_the_ui_is_named_when_the_files_replaces_it(
+    deployed: PrefectServer, client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    ship(tmp_path, "nightly")
+    request = Request(files=(scenario_file(tmp_path / "moved.toml", "moved").relative_to(tmp_path),))
+    name = "nightly-regression/nightly-moved-local"
+    list(deploy(request))
+    first = client.read_deployment_by_name(name)
+    moved = {"schedule": {"cron": "52 7 * * *", "timezone": "Europe/Berlin"}}
+    deployed.ask("PATCH", f"deployments/{first.id}/schedules/{first.schedules[0].id}", moved)
+
+    assert f"deployment {name}, its schedule was 52 7 * * * Europe/Berlin" in list(deploy(request))
+    assert f"deployment {name}" in list(deploy(request))
+    assert client.read_deployment_by_name(name).schedules[0].schedule == first.schedules[0].schedule
+
+
+@pytest.mark.usefixtures("without_ours")
 def test_a_schedule_that_somebody_switched_off_stays_off(
     deployed: PrefectServer, client: SyncPrefectClient, tmp_path: Path
 ) -> None:
