@@ -148,7 +148,9 @@ class GatePolicy(Model):
     tail_slowdown: float = _band("tail_slowdown")
     warmup_step_time: float = _band("warmup_step_time")
     first_step_time: float = _band("first_step_time")
-    warmup_steps: int = Field(10, ge=0, description="Steps at the start that no statistic uses.")
+    warmup_steps: int = Field(
+        10, ge=0, description="Steps at the start that no statistic uses; of a run with fewer than twice as many, half."
+    )
     post_profiling_steps: int = Field(0, ge=0, description="Steps after a profile that no statistic uses.")
     baseline_runs: int = Field(7, ge=1, description="How many last good runs make the baseline.")
     cold_start: int = Field(7, ge=2, description="Good nights from which on a band comes from the test's own history.")
