@@ -208,7 +208,7 @@ def watch(job: Job, plan: LaunchPlan, site: Site) -> Job:
     ended = classify_job(ended, evidence)
     ended = ended.model_copy(update={"outcome_reason": display.masked(ended.outcome_reason)})
     record_ended(ended)
-    get_run_logger().info("job %d: %s %s", job.job_id, ended.outcome, ended.outcome_reason)
+    get_run_logger().info("job %d ended as %s: %s", job.job_id, ended.outcome, ended.outcome_reason)
     return ended
 
 
