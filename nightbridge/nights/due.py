@@ -9,7 +9,9 @@ mornings after its nights.
 
 import enum
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import date, datetime, time, timedelta
 from functools import partial
 from typing import NamedTuple
@@ -161,10 +163,17 @@ def _due_of(
     stand_ins = _stand_ins(by_hand, begun[0].start.slot, in_none) if in_none else []
     lacking = {begun[-1].start.night: _lacking(stand_ins, in_none)} if begun else {}
     missing: list[DueNight] = []
+    # Two deployments may be due in one slot, each with tests of its own.
+    told: dict[datetime | None, set[str]] = defaultdict(set)
+    for night in begun:
+        told[night.start.slot].update(night.start.test_ids, of_file)
     unmet = _without_night(slots, [night.start.slot for night in begun if night.start.slot])
     for slot in unmet if begun or slots else [None]:
-        last = _last_before(nights, morning, slot)
-        tests = of_file or (last.start.test_ids if last else ())
+        last = _last_before(nights, morning, slot, told[slot])
+        tests = tuple(test for test in of_file or (last.start.test_ids if last else ()) if test not in told[slot])
+        if told[slot] and not tests:
+            continue
+        told[slot].update(tests)
         found = _stand_ins(by_hand, slot, tests)
         stand_ins += (night for night in found if night not in stand_ins)
         if (rest := _lacking(found, tests)) or not found:
@@ -191,16 +200,19 @@ def _lacking(nights: Iterable[Night], expected: Iterable[str]) -> tuple[str, ...
     return tuple(test for test in expected if test not in there)
 
 
-def _last_before(nights: Iterable[Night], morning: Morning, slot: datetime | None) -> Night | None:
+def _last_before(
+    nights: Iterable[Night], morning: Morning, slot: datetime | None, told: AbstractSet[str]
+) -> Night | None:
     """The newest night of the days before, if possible of the slot's own time: another schedule may have other tests.
 
-    Else scheduled if possible: one by hand may be of a few tests.
+    Of several in one slot it is one that has none of the tests told already. Else scheduled if possible: one by hand
+    may be of a few tests.
     """
     clock = slot.astimezone(morning.zone).time() if slot else None
 
-    def preference(night: Night) -> tuple[bool, bool, datetime]:
-        own = night.start.slot
-        return own is not None, own is not None and own.astimezone(morning.zone).time() == clock, _moment(night)
+    def preference(night: Night) -> tuple[bool, bool, bool, datetime]:
+        own, is_new = night.start.slot, told.isdisjoint(night.start.test_ids)
+        return own is not None, own is not None and own.astimezone(morning.zone).time() == clock, is_new, _moment(night)
 
     earlier = [night for night in nights if _moment(night) <= morning.days_before(1)]
     return max(earlier, key=preference, default=None)
@@ -219,8 +231,11 @@ def _expected_slots(nights: Iterable[Night], morning: Morning, days: int) -> lis
 
 
 def _without_night(expected: Sequence[datetime], begun: Sequence[datetime]) -> list[datetime]:
-    """The expected slots without a night. A night at another time is one whose schedule was changed since."""
-    unmet = [slot for slot in expected if slot not in begun]
+    """The expected slots without a night, each as often as nights of it are missing.
+
+    A night at another time is one whose schedule was changed since.
+    """
+    unmet = [*(Counter(expected) - Counter(begun)).elements()]
     moved = [slot for slot in begun if slot not in expected]
     return unmet[len(moved) :]
 

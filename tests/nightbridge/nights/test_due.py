@@ -34,6 +34,7 @@ def night(
     begun: datetime | None = None,
     scenario: str = "practice",
     tests: Sequence[str] = ("llama",),
+    deployment: str = "nightly",
 ) -> Night:
     moment = begun or slot
     assert moment is not None
@@ -45,7 +46,7 @@ def night(
             workspace=Path("/w"),
             begun_at=moment,
             slot=slot,
-            deployment="nightly",
+            deployment=deployment,
             tests=tuple(NightTest(test_id=test, run_key=f"{test}-key") for test in tests),
         )
     )
@@ -155,6 +156,48 @@ class TestDue:
         nights = [night(at(21, 1)), night(at(21, 2), scenario=other), night(at(22, 1))]
 
         assert {one.scenario: one.night is None for one in due(*nights)} == {"practice": False, other: True}
+
+
+class TestTwoDeploymentsInOneSlot:
+    BEFORE = (night(at(21, 1)), night(at(21, 1), tests=("vlm",), deployment="nightly-vlm"))
+
+    @pytest.mark.parametrize("begun", BEFORE)
+    def test_one_whose_night_did_not_begin_is_missed_with_its_own_tests(self, begun: Night) -> None:
+        (other,) = [each.start for each in self.BEFORE if each != begun]
+
+        tonight = night(at(22, 1), tests=begun.start.test_ids, deployment=begun.start.deployment)
+        there, missing = due(*self.BEFORE, tonight)
+
+        assert (there.night, there.tests) == (tonight, ())
+        assert (missing.slot, missing.tests, missing.deployment) == (at(22, 1), other.test_ids, other.deployment)
+
+    def test_both_are_missed_with_their_own_tests(self) -> None:
+        assert sorted((one.deployment, one.tests) for one in due(*self.BEFORE)) == [
+            ("nightly", ("llama",)),
+            ("nightly-vlm", ("vlm",)),
+        ]
+
+    def test_both_are_there(self) -> None:
+        tonight = (night(at(22, 1)), night(at(22, 1), tests=("vlm",), deployment="nightly-vlm"))
+
+        assert [(one.night, one.tests) for one in due(*self.BEFORE, *tonight)] == [(each, ()) for each in tonight]
+
+    def test_one_that_has_the_tests_of_both_now_is_enough(self) -> None:
+        tonight = night(at(22, 1), tests=("llama", "vlm"))
+
+        assert [one.night for one in due(*self.BEFORE, tonight)] == [tonight]
+
+    def test_a_night_by_hand_stands_in_for_the_one_that_has_its_tests(self) -> None:
+        assert shown(due(*self.BEFORE, night(at(22, 1)), by_hand(at(22, 6), "vlm"))) == [
+            "2026-11-22-0100",
+            "2026-11-22-0600",
+        ]
+
+    def test_each_test_of_a_named_scenario_is_missed_once(self) -> None:
+        expected = {"practice": Expected(file="p.toml", tests=("llama", "vlm"))}
+
+        assert [one.tests for one in due(*self.BEFORE, expected=expected)] == [("llama", "vlm")]
+        assert [one.tests for one in due(*self.BEFORE, night(at(22, 1)), expected=expected)] == [("vlm",)]
 
 
 class TestNightsByHand:
