@@ -81,6 +81,26 @@ def test_the_workers_unit_shares_the_folder_of_prefects_workers_with_other_users
     assert f"{shared} is of no use to this user" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "starts"),
+    [
+        ({"PREFECT_API_URL": "http://prefect/api", "PREFECT_API_AUTH_STRING": "a:b"}, True),
+        ({"PREFECT_API_URL": "http://prefect/api"}, False),
+        ({"PREFECT_API_AUTH_STRING": "a:b"}, False),  # it would wait beside a server of its own
+    ],
+)
+def test_the_workers_unit_does_not_start_without_the_servers_address_or_login(
+    given: dict[str, str], starts: bool
+) -> None:
+    text = (CONF / "systemd" / "nightbridge-worker.service").read_text(encoding="utf-8")
+    (before,) = re.findall(r"^ExecStartPre=(.*PREFECT_API_AUTH_STRING.*)$", text, re.MULTILINE)
+    command = shlex.split(before.replace("$$", "$"))
+
+    tried = subprocess.run(command, env={"PATH": "/usr/bin:/bin", **given}, check=False)
+
+    assert (tried.returncode == 0) is starts
+
+
 def test_the_timer_and_the_service_mean_the_same_hour() -> None:
     service, timer = ((CONF / "systemd" / unit).read_text(encoding="utf-8") for unit in UNITS)
     arguments = shlex.split(the_value(service, "ExecStart"))
