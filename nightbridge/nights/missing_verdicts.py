@@ -406,7 +406,7 @@ def summary(watch: Watch) -> str:
         return "every verdict is there"
     said = []
     if watch.missing:
-        where = ", ".join(night.title for night in watch.nights if night.missing)
+        where = ", ".join(dict.fromkeys(night.title for night in watch.nights if night.missing))
         said.append(f"{format_count(len(watch.missing), 'verdict')} missing: {where}")
     said += [f"no report: {night.title}" for night in watch.nights if night.no_report]
     if watch.troubles or watch.invalid:

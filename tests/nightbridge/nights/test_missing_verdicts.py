@@ -495,16 +495,18 @@ def test_an_alarm_is_one_notice_of_everything(tmp_path: Path) -> None:
         )
         return WatchedNight(scenario=scenario, night=NIGHT, title=f"{scenario}, night", missing=tuple(missing))
 
-    watch = Watch(by=NOW, nights=(night("a", "x", "y"), night("b", "z")), troubles=("Slurm is away",))
+    # Two deployments that are due in one slot have nights of one title where neither has begun.
+    nights = (night("a", "w"), night("a", "x", "y"), night("b", "z"))
+    watch = Watch(by=NOW, nights=nights, troubles=("Slurm is away",))
 
     notice = notice_of(watch)
 
-    assert notice.subject == "nightbridge: 3 verdicts missing: a, night, b, night; not everything could be looked at"
+    assert notice.subject == "nightbridge: 4 verdicts missing: a, night, b, night; not everything could be looked at"
     assert "  x, y: running" in notice.text
     assert "Slurm is away" in notice.text
     facts = json.loads(json.dumps(notice.facts))
     assert facts["night"] == NIGHT
-    assert [missing["test_id"] for missing in facts["missing"]] == ["x", "y", "z"]
+    assert [missing["test_id"] for missing in facts["missing"]] == ["w", "x", "y", "z"]
     assert facts["missing"][0]["cause"] == "running"
 
 
