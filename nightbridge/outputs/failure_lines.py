@@ -118,10 +118,12 @@ SOUNDS_SO = re.compile(
     r"|lost|mismatch|preempted|evicted)\b(?! ?[=:] ?[\d.])(?!.*\{$)"
     r"|\b[A-Z]\w*(?:Error|Exception): \S| WARN |(?:^|: |\[)[EF]\d{0,4} [a-zA-Z\d]"
 )
-SOUNDS, WORDED, ENDED, _ENDED_LAST, _WARNED, BEFORE_PROGRESS = range(0, 12, 2)
+SOUNDS, WORDED, ENDED, _ENDED_LAST, _WARNED, BEFORE_PROGRESS = range(0, 24, 4)
 """That a process ended comes below; then how Slurm reports a task's end, a warning, and what training went on after."""
-OUTLIVABLE, OUTLIVED = {SOUNDS, WORDED}, 7
+ENDED_POSSIBLY = {ENDED, _ENDED_LAST}
+OUTLIVABLE, OUTLIVED = {SOUNDS, WORDED}, 14
 """What is added where something went on after a line, so that any end says more."""
+WENT_ON_AFTER = (SOUNDS + OUTLIVED, WORDED + OUTLIVED)
 ANNOUNCES = re.compile(r":$|\b\d{1,6} validation errors? for \w+$")
 """What ends a line that the next one explains."""
 _SAYS_LITTLE = re.compile(

@@ -111,7 +111,7 @@ class ErrorFinder:
             self._ended_for_all = self._led_to = self._after = ""
             self._went_on = self._others_went_on = self._is_uncaught = self._is_consequence_uncaught = False
         elif "complaint" in self._found and lines.REMARKS.search(line) and not lines.CLOSING.search(line):
-            self._possible.setdefault(lines.SOUNDS + lines.OUTLIVED, self._found.pop("complaint"))
+            self._possible[lines.SOUNDS + lines.OUTLIVED] = self._found.pop("complaint")
         elif best in lines.OF_A_PROCESS:
             self._others_went_on |= lines.INFORMS.search(line) is not None
         elif not best and "NCCL INFO" not in line and lines.INFORMS.search(line):
@@ -264,11 +264,15 @@ class ErrorFinder:
         )
 
     def _rival_of(self, kind: Kind | None) -> str:
-        """Another line that may be why: one that sounds like a failure, beside what a process says of itself, or what
-        ended the job for all after it.
+        """Another line that may be why: beside what a process says of itself one that sounds like a failure, beside
+        that a process ended the last one before something, maybe another rank, went on, else what ended the job
+        for all after it.
         """
         best = min(self._possible, default=lines.ENDED)
-        sounds_so = self._possible[best] if kind in lines.AT_FIRST_HAND and best in lines.OUTLIVABLE else ""
+        if kind in lines.ENDS or (kind is None and best in lines.ENDED_POSSIBLY):
+            sounds_so = next((self._possible[rank] for rank in lines.WENT_ON_AFTER if rank in self._possible), "")
+        else:
+            sounds_so = self._possible[best] if kind in lines.AT_FIRST_HAND and best in lines.OUTLIVABLE else ""
         if self._found.get(kind or "summary") != self._ended_for_all:
             return sounds_so or self._ended_for_all
         return sounds_so or next((said for said in self._found.values() if said != self._ended_for_all), "")

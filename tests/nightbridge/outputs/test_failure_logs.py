@@ -1,5 +1,6 @@
 """The useful line of real failure logs: named, with the first rank and node that failed, and certain only for reason."""
 
+import itertools
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -534,7 +535,18 @@ def test_what_a_process_outlived_says_less_than_that_one_was_killed_and_a_warnin
         assert best_of(line, informs, killed).startswith(f"possibly: {killed}")
     assert best_of(warning, complaint, informs).startswith(f"possibly: {complaint}")
     report = "[E] failed (exitcode: 1) local_rank: 0 (pid: 130182) of binary: /usr/bin/python3.8"
-    assert best_of(complaint, informs, report) == f"possibly: {report}"
+    assert best_of(complaint, informs, report) == f"possibly: {report}; also: {complaint}"
+
+
+def test_a_complaint_is_named_beside_that_a_process_ended_though_another_rank_went_on() -> None:
+    informs = "2026-01-08 - INFO - epoch 2"
+    started, complaint = "fatal: not a git repository", "cp: error writing 'iter_10': Disk quota exceeded"
+    sounds = "ERROR: the dataset is corrupted"
+    report = "[E] failed (exitcode: 1) local_rank: 0 (pid: 130182) of binary: /usr/bin/python3.8"
+    exited = "srun: error: c002: task 0: Exited with exit code 1"
+
+    for said, end in itertools.product((complaint, sounds), (report, exited)):
+        assert f"; also: {said}" in best_of(started, informs, said, informs, end)
 
 
 @pytest.mark.parametrize(
