@@ -3,7 +3,7 @@
 Night and plan are settled at the first start and kept: every restart, and a cancellation, goes by them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, time
 from functools import partial
 from itertools import count, pairwise
@@ -31,6 +31,7 @@ from nightbridge.nights.records import (
     NightStart,
     NightTest,
     checked_night,
+    claim_start,
     new_night,
     night_of_further_slot,
     night_of_slot,
@@ -163,7 +164,7 @@ def own_night(chosen: ChosenNight, scenario: Scenario, site: Site) -> tuple[Chos
     """
     for name in _possible_nights(chosen):
         earlier = patiently(partial(_read_start, name, scenario.name, site))
-        if earlier is None or not _is_anothers(earlier, chosen.slot, scenario):
+        if earlier is None or not _is_anothers(earlier, chosen.slot, deployment.name, scenario.test_ids):
             break
         run_log().info("night %s is that of the slot at %s %s", name, earlier.slot, earlier.deployment)
     if earlier is not None and earlier.cluster != site.cluster.name:
@@ -188,14 +189,13 @@ def _read_start(night: str, scenario: str, site: Site) -> NightStart | None:
     return read_start(store_of(site), night, scenario)
 
 
-def _is_anothers(earlier: NightStart, slot: datetime | None, scenario: Scenario) -> bool:
+def _is_anothers(earlier: NightStart, slot: datetime | None, own: str | None, test_ids: Collection[str]) -> bool:
     """Whether a night is that of another slot, or for this one of another deployment that has none of these tests."""
     if earlier.slot is None or slot is None:
         return False
     if earlier.slot.astimezone(UTC) != slot.astimezone(UTC):
         return True
-    others = earlier.deployment not in ("", deployment.name)
-    return others and set(earlier.test_ids).isdisjoint(scenario.test_ids)
+    return earlier.deployment not in ("", own) and set(earlier.test_ids).isdisjoint(test_ids)
 
 
 def check_same_tests(scenario: Scenario, earlier: NightStart) -> None:
@@ -253,7 +253,8 @@ def keep_start(start: NightStart, site: Site) -> None:
     Every start of the flow run does: the one before may have been killed while it waited for the store.
 
     Raises:
-        InvalidInput: The night has ended, and this workspace does not know its jobs: they would be submitted again.
+        InvalidInput: The night has ended, and this workspace does not know its jobs: they would be submitted again. Or
+            another deployment's night got the id since this one chose it: each would replace the other's report.
     """
     ended = read_end(store_of(site), start.night, start.scenario)
     submitted = [verdict.run_key for verdict in ended.verdicts if verdict.job_id is not None] if ended else []
@@ -263,6 +264,13 @@ def keep_start(start: NightStart, site: Site) -> None:
             f" in {site.workspace / 'runs'}",
             subject=f"{start.scenario}, night {start.night}",
             advice="Give the night another id, or none; the results and the report of this one are kept",
+        )
+    earlier = claim_start(store_of(site), start)
+    if _is_anothers(earlier, start.slot, start.deployment, start.test_ids):
+        raise InvalidInput(
+            f"this night has become that of the slot at {earlier.slot} {earlier.deployment}",
+            subject=f"{start.scenario}, night {start.night}",
+            advice=f"Both began at one moment: run the deployment {start.deployment} by hand, without a night id",
         )
     record_start(store_of(site), start)
 

@@ -197,6 +197,33 @@ def test_a_night_that_has_ended_is_started_again_where_nothing_is_lost(tmp_path:
     keep_start.fn(start, site)
 
 
+def test_of_two_deployments_that_chose_one_id_at_the_same_moment_one_has_it_and_the_other_is_refused(
+    tmp_path: Path,
+) -> None:
+    """Two workers that ask a server on PostgreSQL together are each given a night: neither sees the other's."""
+    site, slot = Site(workspace=tmp_path), datetime(2026, 11, 21, tzinfo=UTC)
+    first, second = (
+        NightStart(
+            night="2026-11-21",
+            scenario="nightly",
+            cluster="local",
+            workspace=tmp_path,
+            begun_at=slot,
+            slot=slot,
+            deployment=name,
+            tests=(NightTest(test_id=name, run_key=f"{name}-2026-11-21"),),
+        )
+        for name in ("llama", "vlm")
+    )
+
+    keep_start.fn(first, site)
+    with pytest.raises(InvalidInput, match=r"night has become that of the slot at .* llama.* run the deployment vlm"):
+        keep_start.fn(second, site)
+
+    keep_start.fn(first, site)  # as a restart does
+    assert read_start(open_store(site.store_settings), "2026-11-21", "nightly") == first
+
+
 # --- nights that could not begin in time -----------------------------------------------------------------------------
 
 FRIDAY = datetime(2026, 11, 20, 0, tzinfo=UTC)
