@@ -178,6 +178,8 @@ OF_A_CHILD = re.compile(r"CalledProcessError: .*returned non-zero exit status")
 """A command that failed has complained itself."""
 BAR = re.compile(r"\d%\|")
 """A bar of tqdm, which is drawn between the lines of a message."""
+OF_OTHERS = re.compile(r"\[NeMo I |" + INFORMS.pattern)
+"""What another rank tells of its work, between a line that announces a message and that message."""
 CLOSING = re.compile(
     r"closing signal SIGTERM|destroy_process_group\(\) was not called|process group has NOT been destroyed"
 )

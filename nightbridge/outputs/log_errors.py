@@ -165,7 +165,9 @@ class ErrorFinder:
         """Take in what stands below a line that announces it; whether that is all that it can say."""
         if not self._announced or not line.strip() or lines.TRACEBACK in line or lines.BAR.search(line):
             return False
-        if lines.CLOSING.search(line) or "(exitcode: " in line:
+        if not self._announced[2] and lines.OF_OTHERS.search(line):
+            return False
+        if lines.CLOSING.search(line) or "(exitcode: " in line or lines.EXITED.search(line):
             self._announced = None  # the log is cut before what was announced
             return False
         (texts, key, is_whole), said = self._announced, lines.RANK_PREFIX.sub("", line)

@@ -538,6 +538,15 @@ def test_what_a_process_outlived_says_less_than_that_one_was_killed_and_a_warnin
     assert best_of(complaint, informs, report) == f"possibly: {report}; also: {complaint}"
 
 
+def test_what_another_rank_tells_and_how_slurm_reports_the_end_explain_no_exception() -> None:
+    raised, why = "torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:", "KeyError: 'uid 1000'"
+    informs, exited = "[NeMo I 2026-01-08 data:12] indices built", "srun: error: c002: task 0: Exited with exit code 1"
+
+    assert best_of(*TRACEBACK, raised, informs, why) == f"{raised} {why}"
+    assert best_of(*TRACEBACK, why, informs, "  of another rank") == why
+    assert best_of(*TRACEBACK, raised, exited).startswith(f"possibly: {raised} (")
+
+
 def test_a_complaint_is_named_beside_that_a_process_ended_though_another_rank_went_on() -> None:
     informs = "2026-01-08 - INFO - epoch 2"
     started, complaint = "fatal: not a git repository", "cp: error writing 'iter_10': Disk quota exceeded"
