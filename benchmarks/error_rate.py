@@ -54,7 +54,7 @@ from benchmarks.detection import (
     wilson_interval,
 )
 from benchmarks.verdict import STEPS, record_of
-from nightbridge.gate.control import arm_of
+from nightbridge.gate.control_arm import arm_of
 from nightbridge.gate.run_verdict import compare
 from nightbridge.gate.tonight import Evidence
 from nightbridge.history.rows import HistoryRow, row_of

@@ -22,7 +22,7 @@ from typing import Any
 from nightbridge.launch.resources import at_point
 from nightbridge.models import Compat, GitRepo, HarvestPolicy, SweepAxis, TestDefinition
 from nightbridge.rules import check_test, errors_of, grid_of
-from nightbridge.rules.profiles import CLOUDAI_RULES
+from nightbridge.rules.checking import CLOUDAI_RULES
 from nightbridge.rules.rule import RuleContext
 from nightbridge.rules.sweep_points import expansion_of
 

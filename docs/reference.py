@@ -25,7 +25,7 @@ from nightbridge.launch.flags import CHOICES, NO_EFFECT, TEST_FLAGS, Flag
 from nightbridge.launch.hetero_arguments import HeteroArguments
 from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.report.queries import TestHistory, Verification
-from nightbridge.rules.profiles import RuleEntry, rule_entries
+from nightbridge.rules.checking import RuleEntry, rule_entries
 
 Cells = Sequence[str]
 

@@ -28,8 +28,7 @@ from nightbridge.nights.liveness import living
 from nightbridge.nights.records import nights_without_end, plan_path, read_plan, read_verdict
 from nightbridge.repos.checkouts import old_changed_trees, unfinished_checkouts
 from nightbridge.repos.environments import unneeded_bases
-from nightbridge.slurm.attempt_files import ATTEMPT_FILE, JOB_SCRIPT, last_attempt
-from nightbridge.slurm.attempts import ENDED_FILE
+from nightbridge.slurm.attempt_files import ATTEMPT_FILE, ENDED_FILE, JOB_SCRIPT, last_attempt
 from nightbridge.slurm.script import EXIT_CODE
 from nightbridge.store.object_store import ObjectStore
 from nightbridge.store.transfers import in_parallel

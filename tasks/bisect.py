@@ -34,8 +34,7 @@ from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow, gpu_hours
 from nightbridge.models import GitRepo, Outcome, RunRecord, Site, Verdict
 from nightbridge.nights.records import read_verdict
-from nightbridge.slurm.attempt_files import may_have_job
-from nightbridge.slurm.attempts import read_ended
+from nightbridge.slurm.attempt_files import may_have_job, read_ended
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.store.object_store import ObjectStore
 from nightbridge.tasks.prefect_calls import show_markdown

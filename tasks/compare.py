@@ -12,7 +12,7 @@ from typing import NamedTuple
 from prefect.logging import get_run_logger
 
 from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, TransientError
-from nightbridge.gate.control import arm_run, proof_needed
+from nightbridge.gate.control_arm import arm_run, proof_needed
 from nightbridge.gate.judging import judge_and_record
 from nightbridge.gate.nodes import on_nodes
 from nightbridge.gate.paired_trial import Trial, markdown, noise_of_history

@@ -6,8 +6,8 @@ import time
 from prefect.logging import get_run_logger
 
 from nightbridge.errors import TransientError
+from nightbridge.harvest.harvesting import HarvestRequest, run_harvest
 from nightbridge.harvest.node_harvest import harvest_on_node
-from nightbridge.harvest.request import HarvestRequest, run_harvest
 from nightbridge.history.reading import series_of
 from nightbridge.models import Checkout, Image, Job, LaunchPlan, RunRecord, RunSpec, Site
 from nightbridge.repos.clone import verify_unchanged

@@ -15,14 +15,19 @@ from nightbridge.masking import mask_text
 from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, RunSpec, SecretRef, Site
 from nightbridge.outputs.experiment import RunToRead, evidence_of
 from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
-from nightbridge.slurm.attempt_files import newest_intent, note_waiting, read_attempt, read_submission
+from nightbridge.slurm.attempt_files import (
+    newest_intent,
+    note_waiting,
+    read_attempt,
+    read_ended,
+    read_submission,
+    record_ended,
+)
 from nightbridge.slurm.attempts import (
     NotSubmittedYet,
     dependency_options,
     lacked_a_dependency,
     may_try_again,
-    read_ended,
-    record_ended,
     unrecorded_ends,
 )
 from nightbridge.slurm.factory import cluster_of

@@ -27,8 +27,7 @@ from nightbridge.outputs.checkpoints import checkpoint_state, tracked_iteration
 from nightbridge.outputs.event_files import read_event_file
 from nightbridge.outputs.experiment import _of_environment, _of_log, _of_repositories
 from nightbridge.outputs.logs import LogTail, read_logs
-from nightbridge.slurm.attempt_files import read_exit_code
-from nightbridge.slurm.attempts import read_ended
+from nightbridge.slurm.attempt_files import read_ended, read_exit_code
 from nightbridge.slurm.states import parse_sacct
 from tests.builders import make_job
 from tests.hostile import CORPUS

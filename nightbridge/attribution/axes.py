@@ -21,7 +21,7 @@ from pydantic import Field
 
 from nightbridge.attribution.factor_search import Design
 from nightbridge.bisect.plan import REPOSITORIES, Searched
-from nightbridge.gate.control import pinned_image, run_at
+from nightbridge.gate.control_arm import pinned_image, run_at
 from nightbridge.gate.nodes import ABOUT_NODES, node_names, on_nodes
 from nightbridge.gate.suspects import neutral, requested_changes
 from nightbridge.launch.resources import variables_given

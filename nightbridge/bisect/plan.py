@@ -29,7 +29,7 @@ from nightbridge.bisect.shift import (
     requested_shift,
 )
 from nightbridge.errors import InvalidInput
-from nightbridge.gate.control import run_at
+from nightbridge.gate.control_arm import run_at
 from nightbridge.history.nightly_values import night_value, nights_of
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, Pin
 from nightbridge.models import GOOD_VERDICTS, Bump, GitRepo, Model, RangeCommit, RunRecord, RunSpec, StoredModel

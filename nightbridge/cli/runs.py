@@ -354,7 +354,7 @@ def _follow(attempt: "AttemptContext", site: "Site") -> None:
 
 def _is_over(attempt: "AttemptContext", cluster: "Cluster") -> bool:
     """Whether the job of an attempt has ended."""
-    from nightbridge.slurm.attempts import read_ended
+    from nightbridge.slurm.attempt_files import read_ended
     from nightbridge.slurm.states import TERMINAL
 
     jobs = cluster.find(attempt.name).jobs
@@ -374,7 +374,7 @@ def _errors_in(path: Path) -> "Iterator[str]":
 
 
 def _show_run_status(run_key: str, attempts: "Iterable[AttemptContext]", site: "Site", as_json: bool) -> None:
-    from nightbridge.slurm.attempts import read_ended
+    from nightbridge.slurm.attempt_files import read_ended
     from nightbridge.slurm.factory import cluster_of
 
     cluster = cluster_of(site)

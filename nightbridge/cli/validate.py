@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from nightbridge.cli.file_checks import FileReport
     from nightbridge.models import ClusterLimits, Site, SiteChoice, Violation
-    from nightbridge.rules.profiles import RuleEntry
+    from nightbridge.rules.checking import RuleEntry
 
 OutputForm = Literal["text", "json", "github"]
 
@@ -135,7 +135,7 @@ def rules(
     as_json: JsonOption = False,
 ) -> None:
     """List every validation rule with its severity, versions, reason and source."""
-    from nightbridge.rules.profiles import find_rule, rule_entries
+    from nightbridge.rules.checking import find_rule, rule_entries
 
     entries = rule_entries() if rule_id is None else (find_rule(rule_id),)
     show(as_json, {"rules": entries}, lambda: [_rules_table(entries)] if rule_id is None else _rule_lines(entries[0]))

@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from nightbridge.gate.control import (
+from nightbridge.gate.control_arm import (
     ASKS_FOR_PAIRS,
     UNKNOWN_SIGMAS,
     Seen,

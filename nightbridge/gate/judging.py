@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nightbridge.gate.control import PROOF
+from nightbridge.gate.control_arm import PROOF
 from nightbridge.gate.evidence import CanarySeries, Contract, gather_evidence
 from nightbridge.gate.run_verdict import compare
 from nightbridge.gate.suspects import CommitsBetween, find_suspects

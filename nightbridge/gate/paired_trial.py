@@ -6,7 +6,6 @@ better is what a sequential test proves, as good is what makes a change of the s
 """
 
 import hashlib
-import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -15,7 +14,7 @@ from typing import Literal
 from pydantic import Field
 
 from nightbridge.errors import InvalidInput
-from nightbridge.gate.control import CLEAR, MAX_TIMES, OPEN, PROOF, arm_of, change_looked_for, weigh
+from nightbridge.gate.control_arm import CLEAR, MAX_TIMES, OPEN, PROOF, arm_of, change_looked_for, weigh
 from nightbridge.history.nightly_values import BROKEN, nights_of, noise_of_runs, run_value
 from nightbridge.history.rows import HistoryRow, measured, row_of
 from nightbridge.models import (
@@ -32,6 +31,7 @@ from nightbridge.models import (
 )
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
 from nightbridge.numbers import format_change, format_count, format_value
+from nightbridge.repos.git import pull_request_ref
 
 CORE_FOLDER = "3rdparty/Megatron-LM"
 """Where Megatron-Bridge has Megatron-Core."""
@@ -113,19 +113,6 @@ class Trial(StoredModel):
     def gpu_hours(self) -> float:
         """What all runs cost."""
         return sum(arm.gpu_hours for arm in self.arms)
-
-
-def pull_request_ref(text: str, url: str) -> str:
-    """The ref of a pull request by its number, as `5129` or `#5129`; any other ref as it is.
-
-    Args:
-        text: What a user wrote.
-        url: The repository: GitLab's requests have refs of other names than GitHub's.
-    """
-    number = re.fullmatch(r"#?(\d{1,6})", text)
-    if number is None:
-        return text
-    return f"refs/merge-requests/{number[1]}/head" if "gitlab" in url else f"refs/pull/{number[1]}/head"
 
 
 def plan_trial(run: RunSpec, change: ProposedChange, now: datetime) -> tuple[Trial, RunSpec]:

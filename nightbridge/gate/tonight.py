@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from nightbridge.gate.control import PROOF
+from nightbridge.gate.control_arm import PROOF
 from nightbridge.gate.decisions import Decision, is_left_out
 from nightbridge.gate.numerics import Numerics
 from nightbridge.history.nightly_values import (

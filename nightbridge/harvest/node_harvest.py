@@ -18,8 +18,8 @@ from pydantic import Field, ValidationError
 
 from nightbridge.errors import NightbridgeError, TransientError
 from nightbridge.files import MODEL_LIMIT, read_regular, write_model
+from nightbridge.harvest.harvesting import HarvestRequest, run_harvest
 from nightbridge.harvest.manifest import load_record
-from nightbridge.harvest.request import HarvestRequest, run_harvest
 from nightbridge.models import Model, RunRecord, SecretRef
 from nightbridge.node_programs import NodeResponse, RunOnNode, SerializedError, begin_on_node, read_response
 from nightbridge.processes import own_program

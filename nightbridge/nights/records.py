@@ -147,7 +147,7 @@ class NightPlan(StoredModel):
     def run_keys(self) -> Iterator[str]:
         """The keys of every run that it may have started: its own, and the pairs or re-runs that confirm them."""
         # Here: the weighing of pairs is heavy, and whoever lists nights does without it.
-        from nightbridge.gate.control import most_pairs
+        from nightbridge.gate.control_arm import most_pairs
 
         for run in self.runs:
             for number in range(2 * (most_pairs(run.test.gate) + 1) + 1):  # one pair more may try suspect nodes

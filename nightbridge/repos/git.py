@@ -362,3 +362,16 @@ def main(arguments: Sequence[str]) -> int:
     if login and (address.scheme == "https" or address.hostname in _HERE):
         print(f"username={login[0]}\npassword={login[1]}")
     return 0
+
+
+def pull_request_ref(text: str, url: str) -> str:
+    """The ref of a pull request by its number, as `5129` or `#5129`; any other ref as it is.
+
+    Args:
+        text: What a user wrote.
+        url: The repository: GitLab's requests have refs of other names than GitHub's.
+    """
+    number = re.fullmatch(r"#?(\d{1,6})", text)
+    if number is None:
+        return text
+    return f"refs/merge-requests/{number[1]}/head" if "gitlab" in url else f"refs/pull/{number[1]}/head"

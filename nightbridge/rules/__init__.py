@@ -4,7 +4,7 @@ A rule has an id to look up, the fields it reads, a severity, the versions it ho
 the values and the way out. Keys and types are checked before, in `config`. Rules read models and the flag table only.
 """
 
-from nightbridge.rules.profiles import (
+from nightbridge.rules.checking import (
     check_container,
     check_dumped,
     check_read,

@@ -8,7 +8,7 @@ A rule is a function that yields a message for each problem, and its docstring i
         if run.args.get("enable_nsys") and run.args.get("pytorch_profiler"):
             yield "enable_nsys and pytorch_profiler are both on; switch one off"
 
-`profiles` collects the rules of each module in the order in which they are defined, and reports them in that order.
+`checking` collects the rules of each module in the order in which they are defined, and reports them in that order.
 """
 
 import inspect

@@ -6,6 +6,7 @@ job.sh            the script as submitted
 submission.json   submitted: the job's id                            `Submission`
 refusal.json      why the shim did not submit, the last time         `SubmitRefusal`
 cancellation.json why the watcher cancelled the job                  `Cancellation`
+ended.json        its end, with what the run left as evidence        `Job`
 claim, exit_code  left by the job itself (see `script`)
 
 Beside the attempts, in the run's folder:
@@ -33,6 +34,7 @@ from nightbridge.slurm.script import CLAIM, EXIT_CODE
 SUBMISSION_FILE = "submission.json"
 REFUSAL_FILE = "refusal.json"
 CANCELLATION_FILE = "cancellation.json"
+ENDED_FILE = "ended.json"
 WAITING_FILE = "waiting.json"
 JOB_SCRIPT = "job.sh"
 
@@ -343,4 +345,20 @@ def _read_number(path: Path) -> int | None:
 def _read(kind: type[_M], path: Path) -> _M | None:
     return read_model(
         path, kind, what=f"cannot be read as {kind.__name__}", advice="Changed by hand: remove it, and start again"
+    )
+
+
+def record_ended(job: Job) -> None:
+    """Record an attempt's ended job, beside the attempt."""
+    write_model(job.attempt_dir / ENDED_FILE, job)
+
+
+def read_ended(attempt_dir: Path) -> Job | None:
+    """The ended job of an attempt; None while it lives, or until its end has been recorded.
+
+    Raises:
+        DamagedData: The record cannot be read.
+    """
+    return read_model(
+        attempt_dir / ENDED_FILE, Job, what="cannot be read", advice="Remove it; the job is looked up again"
     )

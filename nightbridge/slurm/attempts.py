@@ -18,7 +18,6 @@ from pydantic import Field
 
 from nightbridge.embedded.notation import hostnames
 from nightbridge.errors import InvalidInput, LaunchRefused, NightbridgeError, StatusUnknown
-from nightbridge.files import read_model, write_model
 from nightbridge.models import (
     ClusterLimits,
     ClusterSettings,
@@ -42,6 +41,7 @@ from nightbridge.sbatch_options import (
 )
 from nightbridge.slurm.attempt_files import (
     ATTEMPT_FILE,
+    ENDED_FILE,
     AttemptContext,
     Submission,
     attempt_numbers,
@@ -50,6 +50,7 @@ from nightbridge.slurm.attempt_files import (
     open_attempt,
     read_attempt,
     read_cancellation,
+    read_ended,
     read_intents,
 )
 from nightbridge.slurm.protocol import Cluster, Lookup
@@ -58,7 +59,6 @@ from nightbridge.store.transfers import in_parallel
 
 log = logging.getLogger(__name__)
 
-ENDED_FILE = "ended.json"
 GOOD_OUTCOMES = (Outcome.SUCCEEDED, Outcome.TEARDOWN)
 
 
@@ -73,22 +73,6 @@ def attempts_of(run_key: str, workspace: Path) -> tuple[AttemptContext, ...]:
     run_dir = workspace.absolute() / "runs" / run_key
     folders = (run_dir / f"a{number}" for number in attempt_numbers(run_dir))
     return tuple(read_attempt(folder) for folder in folders if (folder / ATTEMPT_FILE).exists())
-
-
-def record_ended(job: Job) -> None:
-    """Record an attempt's ended job, beside the attempt."""
-    write_model(job.attempt_dir / ENDED_FILE, job)
-
-
-def read_ended(attempt_dir: Path) -> Job | None:
-    """The ended job of an attempt; None while it lives, or until its end has been recorded.
-
-    Raises:
-        DamagedData: The record cannot be read.
-    """
-    return read_model(
-        attempt_dir / ENDED_FILE, Job, what="cannot be read", advice="Remove it; the job is looked up again"
-    )
 
 
 def ended_jobs(run: RunSpec, site: Site) -> tuple[Job, ...]:

@@ -37,8 +37,8 @@ from nightbridge.models import (
 )
 from nightbridge.models.site import Budget
 from nightbridge.nights.records import NightPlan, NightStart, NightTest, find_nights, record_end, record_start
-from nightbridge.slurm.attempt_files import AttemptContext
-from nightbridge.slurm.attempts import AttemptRequest, choose_attempt, next_attempt, record_ended
+from nightbridge.slurm.attempt_files import AttemptContext, record_ended
+from nightbridge.slurm.attempts import AttemptRequest, choose_attempt, next_attempt
 from nightbridge.store.object_store import open_store
 from nightbridge.tasks.context import NightContext
 from nightbridge.tasks.site_access import store_of

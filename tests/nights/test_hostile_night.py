@@ -15,7 +15,7 @@ from examples.practice.git_writer import Change, add_commits, git
 from examples.practice.repositories import install_torchrun, make_practice_repositories, move_main
 from nightbridge.errors import DamagedData
 from nightbridge.flows import nightly_regression
-from nightbridge.harvest import request
+from nightbridge.harvest import harvesting
 from nightbridge.harvest.manifest import Manifest, load_record, read_manifest
 from nightbridge.harvest.restore import verify_run
 from nightbridge.harvest.upload import upload
@@ -116,7 +116,7 @@ def night(tmp_path_factory: pytest.TempPathFactory, environments_dir: Path, laun
     try:
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("PLANTED_GIT", f"machine git.example.org login me password {PLANTED}")
-            patched.setattr(request, "upload", uploaded)
+            patched.setattr(harvesting, "upload", uploaded)
             for module in (experiment, measurements, checkpoints):
                 patched.setattr(module, "read_in_child", timed)
             started = time.monotonic()

@@ -10,8 +10,8 @@ from nightbridge.bisect.result import Point
 from nightbridge.bisect.search import BisectPolicy
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.models import ClusterSettings, Outcome, RunRecord, Site, VerdictStatus, utc_now
-from nightbridge.slurm.attempt_files import declare_intent
-from nightbridge.slurm.attempts import ENDED_FILE, next_attempt, record_ended
+from nightbridge.slurm.attempt_files import ENDED_FILE, declare_intent, record_ended
+from nightbridge.slurm.attempts import next_attempt
 from nightbridge.tasks import bisect
 from nightbridge.tasks.bisect import begun_points, dearer, find_plan
 from nightbridge.tasks.site_access import store_of

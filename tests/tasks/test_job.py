@@ -26,8 +26,15 @@ from nightbridge.models import (
 )
 from nightbridge.outputs import experiment
 from nightbridge.outputs.experiment import RunToRead
-from nightbridge.slurm.attempt_files import AttemptContext, declare_intent, open_attempt, read_waiting
-from nightbridge.slurm.attempts import attempts_of, read_ended, record_ended
+from nightbridge.slurm.attempt_files import (
+    AttemptContext,
+    declare_intent,
+    open_attempt,
+    read_ended,
+    read_waiting,
+    record_ended,
+)
+from nightbridge.slurm.attempts import attempts_of
 from nightbridge.slurm.factory import open_cluster
 from nightbridge.slurm.outcome import RunEvidence
 from nightbridge.slurm.script import CLAIM, EXIT_CODE

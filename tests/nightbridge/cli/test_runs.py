@@ -29,8 +29,7 @@ from nightbridge.models import (
 )
 from nightbridge.nights.liveness import alive
 from nightbridge.nights.records import NightPlan, NightStart, NightTest, record_end, record_start, write_plan
-from nightbridge.slurm.attempt_files import SUBMISSION_FILE, declare_intent, open_attempt, read_submission
-from nightbridge.slurm.attempts import record_ended
+from nightbridge.slurm.attempt_files import SUBMISSION_FILE, declare_intent, open_attempt, read_submission, record_ended
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.store.object_store import open_store
 from tests import builders

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import StatusUnknown
-from nightbridge.rules.profiles import CONTAINER_RULES, PROFILES
+from nightbridge.rules.checking import CONTAINER_RULES, PROFILES
 from tests.nightbridge.cli.conftest import BROKEN, EXAMPLES, NIGHTLY, TEST, Program
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nightbridge.config.scenarios import load, runs
-from nightbridge.rules.profiles import check_read
+from nightbridge.rules.checking import check_read
 
 GOOD = """\
 name = "vlm"

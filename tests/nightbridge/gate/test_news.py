@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nightbridge.gate.control import arm_of
+from nightbridge.gate.control_arm import arm_of
 from nightbridge.gate.run_verdict import compare
 from nightbridge.gate.suspects import suspect_nights
 from nightbridge.gate.tonight import Evidence

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.gate.control import MAX_TIMES, arm_of
+from nightbridge.gate.control_arm import MAX_TIMES, arm_of
 from nightbridge.gate.paired_trial import (
     ProposedChange,
     Trial,
@@ -20,7 +20,6 @@ from nightbridge.gate.paired_trial import (
     noise_of_history,
     of_commits,
     plan_trial,
-    pull_request_ref,
     trial_arm,
 )
 from nightbridge.gate.run_verdict import compare
@@ -84,20 +83,6 @@ def test_what_a_cluster_does_to_both_arms_is_no_regression() -> None:
     trial = judged(TRIAL, arms([(1.0, 1.0), (1.3, 1.3), (1.3, 1.3), (1.0, 1.0)]), GATE)
 
     assert trial.answer == "as good"
-
-
-@pytest.mark.parametrize(
-    ("text", "url", "ref"),
-    [
-        ("5129", "https://github.com/a/b.git", "refs/pull/5129/head"),
-        ("#5129", "https://github.com/a/b.git", "refs/pull/5129/head"),
-        ("7", "https://gitlab.example.org/a/b.git", "refs/merge-requests/7/head"),
-        ("main", "https://github.com/a/b.git", "main"),
-        ("0123456789ab", "https://github.com/a/b.git", "0123456789ab"),
-    ],
-)
-def test_a_number_is_a_pull_request(text: str, url: str, ref: str) -> None:
-    assert pull_request_ref(text, url) == ref
 
 
 def spec(**repo: object) -> RunSpec:

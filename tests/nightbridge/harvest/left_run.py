@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from nightbridge.harvest.request import HarvestRequest, store_run
+from nightbridge.harvest.harvesting import HarvestRequest, store_run
 from nightbridge.models import (
     Checkout,
     Checkpoint,

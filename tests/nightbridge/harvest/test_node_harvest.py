@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import DamagedData, PermanentError, TransientError
+from nightbridge.harvest.harvesting import HarvestRequest, run_harvest
 from nightbridge.harvest.manifest import MANIFEST, read_manifest
 from nightbridge.harvest.node_harvest import harvest_on_node
-from nightbridge.harvest.request import HarvestRequest, run_harvest
 from nightbridge.harvest.restore import verify_run
 from nightbridge.models import ClusterSettings, SecretRef, StoreSettings
 from nightbridge.processes import Finished

@@ -13,7 +13,16 @@ from nightbridge.errors import InvalidInput, PermanentError, TransientError
 from nightbridge.models import Site
 from nightbridge.processes import Finished
 from nightbridge.repos.clone import make_code
-from nightbridge.repos.git import absolute_url, classify_failure, git, git_logins, git_version, masked, repository_name
+from nightbridge.repos.git import (
+    absolute_url,
+    classify_failure,
+    git,
+    git_logins,
+    git_version,
+    masked,
+    pull_request_ref,
+    repository_name,
+)
 from tests.builders import make_spec
 
 URL = "https://git.example.org/team/Run.git"
@@ -281,3 +290,17 @@ def test_messages_show_no_login_but_an_ssh_user() -> None:
 )
 def test_a_repository_is_named_after_the_last_part(url: str, name: str) -> None:
     assert repository_name(url) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "ref"),
+    [
+        ("5129", "https://github.com/a/b.git", "refs/pull/5129/head"),
+        ("#5129", "https://github.com/a/b.git", "refs/pull/5129/head"),
+        ("7", "https://gitlab.example.org/a/b.git", "refs/merge-requests/7/head"),
+        ("main", "https://github.com/a/b.git", "main"),
+        ("0123456789ab", "https://github.com/a/b.git", "0123456789ab"),
+    ],
+)
+def test_a_number_is_a_pull_request(text: str, url: str, ref: str) -> None:
+    assert pull_request_ref(text, url) == ref

@@ -9,7 +9,7 @@ import pytest
 
 from nightbridge.models import Compat, HarvestPolicy, TestDefinition
 from nightbridge.rules import check_test, errors_of
-from nightbridge.rules.profiles import CLOUDAI_RULES, RULES
+from nightbridge.rules.checking import CLOUDAI_RULES, RULES
 from nightbridge.rules.rule import Rule, RuleContext
 from tests.builders import make_test
 

@@ -13,7 +13,7 @@ from nightbridge.launch.config_container import (
     read_container,
 )
 from nightbridge.rules import check_container
-from nightbridge.rules.profiles import CONTAINER_RULES
+from nightbridge.rules.checking import CONTAINER_RULES
 
 REAL = Path(__file__).parents[4] / "shared" / "data" / "ConfigContainer_llama3_8b_8gpu_h100_bf16.yaml"
 CONFIG = "megatron.bridge.training.config"

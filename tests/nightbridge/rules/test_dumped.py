@@ -8,7 +8,7 @@ import pytest
 from nightbridge.launch.config_container import ConfigContainer
 from nightbridge.launch.config_schema import CONTAINER, ConfigClass, ConfigSchema
 from nightbridge.rules import check_dumped, check_test
-from nightbridge.rules.profiles import check_defaults
+from nightbridge.rules.checking import check_defaults
 from tests.builders import make_test
 
 

@@ -26,7 +26,7 @@ from nightbridge.models import (
     TestDefinition,
 )
 from nightbridge.rules import check_scenario, check_test, errors_of
-from nightbridge.rules.profiles import RULES, rule_entries
+from nightbridge.rules.checking import RULES, rule_entries
 from nightbridge.rules.rule import RuleContext
 from nightbridge.slurm.factory import open_cluster
 from tests.builders import make_test

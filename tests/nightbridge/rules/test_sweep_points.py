@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from nightbridge.launch.resources import at_point
 from nightbridge.models import ClusterLimits, Compat, SkippedPart, SweepAxis, SweepPolicy, TestDefinition
-from nightbridge.rules import check_scenario, check_test, errors_of, grid_of, points_of, profiles
-from nightbridge.rules.profiles import PROFILES
+from nightbridge.rules import check_scenario, check_test, checking, errors_of, grid_of, points_of
+from nightbridge.rules.checking import PROFILES
 from nightbridge.rules.rule import Rule, RuleContext
 from nightbridge.rules.sweep_points import MAX_RUNS, Cut, PointValues, expansion_of, skipped_parts
 from tests.builders import make_test
@@ -218,7 +218,7 @@ def test_a_sweep_whose_points_are_repeated_too_often_is_refused() -> None:
 
 
 def test_a_grid_that_nobody_could_walk_is_refused_in_time_and_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiles, "MAX_OUTCOMES", 500)
+    monkeypatch.setattr(checking, "MAX_OUTCOMES", 500)
     axes = {"tp": [1, 3], **{name: range(1, 1001) for name in ("gb", "seq_length", "max_steps")}}
 
     (violation,) = errors_of(check_test(swept(**axes)))

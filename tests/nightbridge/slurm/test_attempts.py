@@ -13,7 +13,14 @@ import pytest
 from nightbridge.errors import DamagedData
 from nightbridge.models import GitRepo, Job, Outcome, RunSpec, Site, TestDefinition, utc_now
 from nightbridge.slurm import attempt_files
-from nightbridge.slurm.attempt_files import AttemptContext, declare_intent, last_attempt, read_submission
+from nightbridge.slurm.attempt_files import (
+    AttemptContext,
+    declare_intent,
+    last_attempt,
+    read_ended,
+    read_submission,
+    record_ended,
+)
 from nightbridge.slurm.attempts import (
     NO_REQUEST,
     AttemptRequest,
@@ -23,8 +30,6 @@ from nightbridge.slurm.attempts import (
     ended_jobs,
     may_try_again,
     next_attempt,
-    read_ended,
-    record_ended,
 )
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.slurm.sbatch_shim import find_submission, submit_once

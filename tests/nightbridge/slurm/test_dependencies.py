@@ -6,8 +6,8 @@ import pytest
 
 from nightbridge.errors import LaunchRefused
 from nightbridge.models import ClusterSettings, GitRepo, Job, Outcome, RunDependency, RunSpec, TestDefinition, utc_now
-from nightbridge.slurm.attempt_files import AttemptContext, open_attempt
-from nightbridge.slurm.attempts import NotSubmittedYet, attempts_of, dependency_options, record_ended
+from nightbridge.slurm.attempt_files import AttemptContext, open_attempt, record_ended
+from nightbridge.slurm.attempts import NotSubmittedYet, attempts_of, dependency_options
 from tests.builders import record_submission
 
 TEST = TestDefinition(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nightbridge.gate.control import (
+from nightbridge.gate.control_arm import (
     LONGER,
     MAX_TIMES,
     arm_of,
