@@ -256,7 +256,8 @@ def keep_start(start: NightStart, site: Site) -> None:
         InvalidInput: The night has ended, and this workspace does not know its jobs: they would be submitted again. Or
             another deployment's night got the id since this one chose it: each would replace the other's report.
     """
-    ended = read_end(store_of(site), start.night, start.scenario)
+    store = store_of(site)
+    ended = read_end(store, start.night, start.scenario)
     submitted = [verdict.run_key for verdict in ended.verdicts if verdict.job_id is not None] if ended else []
     if gone := [run_key for run_key in submitted if not (site.workspace / "runs" / run_key).exists()]:
         raise InvalidInput(
@@ -265,14 +266,14 @@ def keep_start(start: NightStart, site: Site) -> None:
             subject=f"{start.scenario}, night {start.night}",
             advice="Give the night another id, or none; the results and the report of this one are kept",
         )
-    earlier = claim_start(store_of(site), start)
+    earlier = claim_start(store, start)
     if _is_anothers(earlier, start.slot, start.deployment, start.test_ids):
         raise InvalidInput(
             f"this night has become that of the slot at {earlier.slot} {earlier.deployment}",
             subject=f"{start.scenario}, night {start.night}",
             advice=f"Both began at one moment: run the deployment {start.deployment} by hand, without a night id",
         )
-    record_start(store_of(site), start)
+    record_start(store, start)
 
 
 def plan_of_this_run() -> NightPlan | None:
