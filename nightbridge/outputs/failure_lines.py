@@ -167,7 +167,8 @@ FRAME = re.compile(r"\s*(?:File \"|frame #|at |PC: |@ |#\d+ |\[ ?\d+\] \S*[/(]|r
 """A line of a stack."""
 CONSEQUENCES = re.compile(
     r"DistBackendError|DistNetworkError|DistStoreError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt|EOFError"
-    r"|SignalException|RayTaskError|SupervisionError|Rendezvous\w+Error|ProcessRaisedException|ProcessExitedException|CalledProcessError"
+    r"|SignalException|RayTaskError|SupervisionError|Rendezvous\w+Error|ProcessRaisedException|ProcessExitedException"
+    r"|CalledProcessError"
 )
 """Exceptions of processes that ended because another one did."""
 REMOTE = "RayTaskError("
