@@ -31,7 +31,7 @@ from nightbridge.repos.environments import unneeded_bases
 from nightbridge.slurm.attempt_files import ATTEMPT_FILE, ENDED_FILE, JOB_SCRIPT, last_attempt
 from nightbridge.slurm.script import EXIT_CODE
 from nightbridge.store.object_store import ObjectStore
-from nightbridge.store.transfers import in_parallel
+from nightbridge.store.parallel import in_parallel
 
 DAY_SECONDS = 24 * 3600.0
 

@@ -11,7 +11,7 @@ from nightbridge.harvest.node_harvest import harvest_on_node
 from nightbridge.history.reading import series_of
 from nightbridge.models import Checkout, Image, Job, LaunchPlan, RunRecord, RunSpec, Site
 from nightbridge.repos.clone import verify_unchanged
-from nightbridge.store.transfers import Progress
+from nightbridge.store.parallel import Progress
 from nightbridge.tasks.context import raise_if_interrupted
 from nightbridge.tasks.prefect_calls import ProgressArtifact
 from nightbridge.tasks.site_access import node_runner, resolve_secrets, site_secrets, store_of

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from nightbridge.models import SiteChoice, Verdict
-    from nightbridge.store.transfers import Progress
+    from nightbridge.store.parallel import Progress
 
 
 def show(as_json: bool, document: object, lines: "Callable[[], Iterable[str | Table]]") -> None:

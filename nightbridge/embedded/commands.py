@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _sbatch(root: Path, words: list[str]) -> int:
-    from nightbridge.embedded.registration import submit
+    from nightbridge.embedded.sbatch import submit
 
     options, rest = split_options(words, EMBEDDED_SBATCH)
     if len(rest) != 1:

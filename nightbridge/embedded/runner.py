@@ -1,6 +1,6 @@
 """The process that runs one job of the embedded cluster, from its registration to its recorded end.
 
-`registration.submit` starts it with the job's environment as its own. It leaves the submitter's session, and adopts
+`sbatch.submit` starts it with the job's environment as its own. It leaves the submitter's session, and adopts
 every orphan of the job, so that nothing a job starts can leave its tree.
 """
 

@@ -51,7 +51,7 @@ from nightbridge.models import (
 )
 from nightbridge.outputs.measurements import MeasuredRun, RunToMeasure, measure_run
 from nightbridge.store.object_store import ObjectStore
-from nightbridge.store.transfers import Progress
+from nightbridge.store.parallel import Progress
 
 SCRATCH = ".harvest-"
 """How the name of a harvest's own folder begins, in the attempt's."""

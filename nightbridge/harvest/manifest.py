@@ -16,7 +16,7 @@ from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.models import Job, Model, RunRecord, RunSpec, StoredFile, StoredModel
 from nightbridge.store.checksum import FileDigest, sha256_hex
 from nightbridge.store.object_store import ObjectInfo, ObjectStore, read_stored
-from nightbridge.store.transfers import in_parallel
+from nightbridge.store.parallel import in_parallel
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -24,7 +24,7 @@ from nightbridge.models import Model, RunRecord, SecretRef
 from nightbridge.node_programs import NodeResponse, RunOnNode, SerializedError, begin_on_node, read_response
 from nightbridge.processes import own_program
 from nightbridge.store.object_store import ObjectStore, open_store
-from nightbridge.store.transfers import Progress
+from nightbridge.store.parallel import Progress
 
 REQUEST_FILE = "harvest-request.json"
 """The request, in the attempt's folder."""

@@ -31,7 +31,7 @@ from nightbridge.models import StoredFile
 from nightbridge.outputs.checkpoints import TRACKER, TRACKERS, TRAIN_STATE
 from nightbridge.store.checksum import sha256_of_file
 from nightbridge.store.object_store import ObjectStore, checked_key
-from nightbridge.store.transfers import FILES, WORKERS, Meter, Progress, in_parallel
+from nightbridge.store.parallel import FILES, WORKERS, Meter, Progress, in_parallel
 
 STREAMS = min(16, max(4, 2 * len(os.sched_getaffinity(0))))
 """Ranges of large files read at once: those that the processors cannot keep up with wait for each other's locks."""

@@ -15,7 +15,7 @@ from pydantic import AwareDatetime, Field
 from nightbridge.harvest.manifest import MANIFEST
 from nightbridge.models import GOOD_VERDICTS, GatePolicy, Model, RetentionPolicy, Verdict, night_order
 from nightbridge.store.object_store import ObjectInfo, ObjectStore, read_stored
-from nightbridge.store.transfers import Meter, Progress, in_parallel
+from nightbridge.store.parallel import Meter, Progress, in_parallel
 
 VERDICT = "verdict.json"
 DECISIONS = "decisions"

@@ -24,7 +24,7 @@ from nightbridge.models import Checkpoint, Model, StoredFile
 from nightbridge.outputs.event_files import sound_length
 from nightbridge.store.checksum import FileSource, Stamp, part_size
 from nightbridge.store.object_store import ObjectStore, checked_key
-from nightbridge.store.transfers import FILES, WORKERS, Meter, Progress, in_parallel
+from nightbridge.store.parallel import FILES, WORKERS, Meter, Progress, in_parallel
 
 TEXT_KINDS = frozenset({"log", "config", "summary"})
 """Kinds whose secrets are masked in the copy that is sent. Every other kind is sent as it is or not at all."""

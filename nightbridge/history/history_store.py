@@ -39,7 +39,7 @@ from nightbridge.errors import DamagedData, TransientError
 from nightbridge.history.rows import HistoryRow, columns, table_of
 from nightbridge.models import has_date, night_order, utc_now
 from nightbridge.store.object_store import ObjectInfo, ObjectStore
-from nightbridge.store.transfers import in_parallel
+from nightbridge.store.parallel import in_parallel
 
 ROWS_TOGETHER = 128
 

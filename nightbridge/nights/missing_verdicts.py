@@ -18,7 +18,15 @@ from pydantic import Field
 from nightbridge import config
 from nightbridge.errors import InvalidInput, NightbridgeError, TransientError
 from nightbridge.models import EXIT_CODES, Model, Site, VerdictStatus, utc_now
-from nightbridge.nights.due import DueNight, Expected, MissingCause, Morning, due_nights, morning_of, recent_nights
+from nightbridge.nights.expected_verdicts import (
+    DueNight,
+    Expected,
+    MissingCause,
+    Morning,
+    due_nights,
+    morning_of,
+    recent_nights,
+)
 from nightbridge.nights.liveness import is_alive
 from nightbridge.nights.prefect_api import PrefectServer, why_not_begun
 from nightbridge.nights.records import NightEnd, NightStart, NightTest, plan_path, read_plan

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from nightbridge.models import Model
-from nightbridge.nights.due import MissingCause
+from nightbridge.nights.expected_verdicts import MissingCause
 
 TIMEOUT_SECONDS = 5.0
 """For each answer."""

@@ -45,7 +45,7 @@ from nightbridge.models import (
     worst_status,
 )
 from nightbridge.store.object_store import ObjectStore, read_stored
-from nightbridge.store.transfers import in_parallel
+from nightbridge.store.parallel import in_parallel
 
 _NIGHT_ID: TypeAdapter[str] = TypeAdapter(NightId)
 

@@ -21,7 +21,7 @@ from nightbridge.slurm.attempts import attempts_of
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.states import ACTIVE, TERMINAL, waiting_words
 from nightbridge.store.object_store import ObjectStore
-from nightbridge.store.transfers import in_parallel
+from nightbridge.store.parallel import in_parallel
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -17,7 +17,7 @@ from nightbridge.numbers import format_count, format_duration, format_value
 from nightbridge.outputs.log_errors import ErrorFinder
 from nightbridge.outputs.logs import MAX_LINE_BYTES, clean_line, raw_lines
 from nightbridge.report.charts import exchange_chart
-from nightbridge.report.page import (
+from nightbridge.report.night_page import (
     MAX_CHARTED,
     ReportedRun,
     build_page,

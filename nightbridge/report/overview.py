@@ -24,7 +24,7 @@ from nightbridge.numbers import format_change, format_count, format_value
 from nightbridge.report.charts import NightPoint, PointKind, sparkline
 from nightbridge.report.tables import STATUS_WORDS, cause_of, gravest_first, short_reason
 from nightbridge.store.object_store import ObjectStore
-from nightbridge.store.transfers import in_parallel
+from nightbridge.store.parallel import in_parallel
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -137,7 +137,7 @@ def index_html(store: ObjectStore, disk: Sequence[str] = (), limit: int = INDEX_
     Raises:
         DamagedData: A record of a night or a decision cannot be read.
     """
-    from nightbridge.report.page import render_page
+    from nightbridge.report.night_page import render_page
 
     newest = find_nights(store, limit=limit)
     ends = [night.end for night in reversed(newest) if night.end]

@@ -21,7 +21,7 @@ from nightbridge.nights.records import like_test, read_verdict
 from nightbridge.numbers import format_percent
 from nightbridge.report.tables import sweep_point_of
 from nightbridge.store.object_store import ObjectStore
-from nightbridge.store.transfers import Progress
+from nightbridge.store.parallel import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -225,7 +225,7 @@ def parity_html(found: "Parity", a: "pd.DataFrame", b: "pd.DataFrame", gate: "Pa
     """Render one self-contained HTML page about B beside A; the headline speaks of `gate`."""
     from nightbridge.goldens.parity import GRAD_NORM, LEARNING_RATE, LOSS
     from nightbridge.report.charts import differences_chart, steps_chart
-    from nightbridge.report.page import render_page
+    from nightbridge.report.night_page import render_page
 
     faults = found.faults_of(gate)
     steps = found.following.steps

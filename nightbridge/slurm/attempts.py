@@ -55,7 +55,7 @@ from nightbridge.slurm.attempt_files import (
 )
 from nightbridge.slurm.protocol import Cluster, Lookup
 from nightbridge.slurm.states import TERMINAL, live_jobs
-from nightbridge.store.transfers import in_parallel
+from nightbridge.store.parallel import in_parallel
 
 log = logging.getLogger(__name__)
 

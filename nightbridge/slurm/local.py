@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from nightbridge.embedded import jobs
-from nightbridge.embedded.registration import submit, user_name, write_shims
+from nightbridge.embedded.sbatch import submit, user_name, write_shims
 from nightbridge.errors import LaunchRefused, PermanentError
 from nightbridge.files import write_errors
 from nightbridge.models import ClusterLimits, ClusterSettings, JobState, JobStatus

@@ -1,4 +1,4 @@
-"""A store in an S3 bucket: requests and decisions go through boto3, the data through obstore (Rust) and `s3_upload`.
+"""A store in an S3 bucket: requests and decisions go through boto3, the data through obstore (Rust) and `s3_multipart`.
 
 boto3 spends 4,680 Python calls on a request, obstore none: it moves small objects whole, and ranges of large ones. What
 obstore lacks stays with boto3: uploads in parts that are resumed, the headers of answers, tags with spaces, and servers
@@ -41,7 +41,7 @@ from nightbridge.store.s3_client import (
     s3_errors,
     translate_text,
 )
-from nightbridge.store.s3_upload import (
+from nightbridge.store.s3_multipart import (
     SHA256_METADATA,
     TRIES,
     Buffers,

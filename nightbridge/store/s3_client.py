@@ -26,7 +26,7 @@ from botocore.parsers import ResponseParserError
 from nightbridge.errors import ErrorPattern, InvalidInput, NightbridgeError, PermanentError, TransientError, classify
 from nightbridge.models import SecretRef, StoreSettings
 from nightbridge.secrets import BlockValue, resolve_secret
-from nightbridge.store.transfers import FILES
+from nightbridge.store.parallel import FILES
 
 REQUESTS = 8
 """Parts of large files sent at once."""

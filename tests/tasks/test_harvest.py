@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from nightbridge.store.transfers import Progress
+from nightbridge.store.parallel import Progress
 from nightbridge.tasks import harvest, prefect_calls
 from nightbridge.tasks.harvest import ARTIFACT_INTERVAL, LOG_INTERVAL, ShownProgress
 from nightbridge.tasks.prefect_calls import ProgressArtifact

@@ -112,7 +112,7 @@ UNREAD = (
     "nightbridge.config.scenarios",
     "nightbridge.rules",
     "nightbridge.gate.run_verdict",
-    "nightbridge.report.page",
+    "nightbridge.report.night_page",
 )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.embedded.registration import python_command
+from nightbridge.embedded.sbatch import python_command
 from nightbridge.slurm.local import LocalCluster
 from tests.nightbridge.embedded.local_cluster import local_cluster, wait_for_end, wait_for_state, write_script
 
@@ -123,7 +123,7 @@ def test_commands_do_not_care_for_the_jobs_python(cluster: LocalCluster, tmp_pat
     assert (answer.returncode, answer.stdout, answer.stderr) == (0, "node1\n", "")
 
 
-@pytest.mark.parametrize("module", ["commands", "srun", "runner", "registration"])
+@pytest.mark.parametrize("module", ["commands", "srun", "runner", "sbatch"])
 def test_commands_start_without_third_party_packages(module: str) -> None:
     # srun starts many times a night; pydantic alone would take longer than all the rest.
     words = python_command(f"nightbridge.embedded.{module}", [])
@@ -135,5 +135,5 @@ def test_commands_start_without_third_party_packages(module: str) -> None:
 
     assert f"nightbridge.embedded.{module}" in answer.stdout.split()
     assert not {"pydantic", "nightbridge.models", "subprocess"} & set(answer.stdout.split()) - (
-        {"subprocess"} if module in {"registration"} else set()
+        {"subprocess"} if module in {"sbatch"} else set()
     )

@@ -35,7 +35,7 @@ SUBMITTER = """
 import sys
 from pathlib import Path
 from nightbridge.models import ClusterSettings
-from nightbridge.embedded import registration
+from nightbridge.embedded import sbatch
 from nightbridge.slurm.local import LocalCluster
 import os, signal
 
@@ -93,10 +93,10 @@ def test_a_job_outlives_the_process_that_submitted_it(cluster: LocalCluster, tmp
 @pytest.mark.parametrize(
     ("fault", "jobs"),
     [
-        ("registration.subprocess.Popen = die", 0),  # the folder is there, no runner
-        ("registration._wait_until_ready = die", 0),  # the runner is starting
-        ("registration._claim_id = die", 0),  # the runner waits to be registered
-        ("registration.flush_folder = lambda folder: folder.name == 'jobs' and die()", 1),  # registered, not told
+        ("sbatch.subprocess.Popen = die", 0),  # the folder is there, no runner
+        ("sbatch._wait_until_ready = die", 0),  # the runner is starting
+        ("sbatch._claim_id = die", 0),  # the runner waits to be registered
+        ("sbatch.flush_folder = lambda folder: folder.name == 'jobs' and die()", 1),  # registered, not told
     ],
 )
 def test_a_submitter_that_dies_leaves_no_job_or_one_that_runs(

@@ -38,7 +38,7 @@ from nightbridge.outputs.event_files import metrics_parquet
 from nightbridge.outputs.experiment import RunOutput
 from nightbridge.outputs.measurements import MeasuredRun
 from nightbridge.store.object_store import ObjectStore, open_store
-from nightbridge.store.transfers import Progress
+from nightbridge.store.parallel import Progress
 from tests.builders import saved_shards, torch_files
 
 TOKEN = "hf_PlantedTokenThatMustStayHere"

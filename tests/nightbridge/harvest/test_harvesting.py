@@ -30,7 +30,7 @@ from nightbridge.outputs import checkpoints
 from nightbridge.store.checksum import FileSource, sha256_hex
 from nightbridge.store.directory import DirectoryStore
 from nightbridge.store.object_store import ObjectInfo, ObjectStore, open_store
-from nightbridge.store.transfers import Progress
+from nightbridge.store.parallel import Progress
 from tests.builders import torch_files
 from tests.conftest import BUCKET, SEEDS
 from tests.hostile import FOLDERS

@@ -15,7 +15,7 @@ from nightbridge.models import ClusterSettings, SecretRef, StoreSettings
 from nightbridge.processes import Finished
 from nightbridge.slurm.node_command import run_on_node
 from nightbridge.store.object_store import ObjectStore, open_store
-from nightbridge.store.transfers import Progress
+from nightbridge.store.parallel import Progress
 from tests.nightbridge.harvest.left_run import TOKEN, LeftRun, make_run
 from tests.real.s3_servers import S3Server
 from tests.real.slurm_daemons import SlurmDaemons

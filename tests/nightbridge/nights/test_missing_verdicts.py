@@ -24,7 +24,7 @@ from nightbridge.models import (
     make_run_key,
     utc_now,
 )
-from nightbridge.nights.due import MissingCause
+from nightbridge.nights.expected_verdicts import MissingCause
 from nightbridge.nights.liveness import alive
 from nightbridge.nights.missing_verdicts import (
     MissingVerdict,

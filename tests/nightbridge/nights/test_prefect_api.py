@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fixed
 
-from nightbridge.nights.due import MissingCause
+from nightbridge.nights.expected_verdicts import MissingCause
 from nightbridge.nights.prefect_api import (
     FLOW,
     PrefectServer,

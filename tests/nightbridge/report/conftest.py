@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nightbridge.report import page
+from nightbridge.report import night_page
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -15,7 +15,7 @@ def drawn_once() -> Iterator[None]:
     """Pages of the same nights have the same charts: each is drawn for the first of them, in a tenth of a second."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("nights_chart", "steps_chart", "spread_chart"):
-            patch.setattr(page, name, _remembered(getattr(page, name)))
+            patch.setattr(night_page, name, _remembered(getattr(night_page, name)))
         yield
 
 

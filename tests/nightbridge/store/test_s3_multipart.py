@@ -17,7 +17,7 @@ import pytest
 from nightbridge.errors import NightbridgeError, PermanentError, TransientError
 from nightbridge.harvest.upload import Unit, upload
 from nightbridge.models import StoreSettings
-from nightbridge.store import s3_client, s3_upload
+from nightbridge.store import s3_client, s3_multipart
 from nightbridge.store.checksum import MAX_PARTS, PART_SIZE, FileSource, part_size
 from nightbridge.store.s3 import S3Store
 from tests.real.s3_proxy import LOST, Answer, Proxy, Request, proxy_to, s3_error
@@ -110,7 +110,7 @@ def test_where_etags_are_no_md5s_the_kept_checksums_tell_which_parts_are_there(
 ) -> None:
     # With a key of KMS an ETag is not the MD5 of what was sent: here nothing that was read has the MD5 it had before.
     settings = settings_of("ministack").model_copy(update={"encryption": "aws:kms", "kms_key_id": "a-key"})
-    monkeypatch.setattr(s3_upload, "_md5", lambda buffer, filled: "0" * 32)
+    monkeypatch.setattr(s3_multipart, "_md5", lambda buffer, filled: "0" * 32)
     with proxy_to(ministack.endpoint_url) as proxy:
         proxy.before = refuse_part(4, s3_error(400, "ExpiredToken"))
         with pytest.raises(TransientError, match="credentials have expired"):

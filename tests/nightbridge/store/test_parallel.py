@@ -8,9 +8,9 @@ import pytest
 
 from nightbridge.harvest.upload import Unit, upload
 from nightbridge.models import StoreSettings
-from nightbridge.store import transfers as module
+from nightbridge.store import parallel as module
 from nightbridge.store.object_store import open_store
-from nightbridge.store.transfers import Meter, Progress, in_parallel
+from nightbridge.store.parallel import Meter, Progress, in_parallel
 
 
 def test_a_line_tells_files_bytes_rate_and_what_is_left() -> None:

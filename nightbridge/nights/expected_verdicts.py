@@ -1,6 +1,4 @@
-"""Why a test has no verdict.
-
-Which nights should have their verdicts by a time of the morning.
+"""Which nights should have their verdicts by a time of the morning, and the causes for which a test may have none.
 
 A scenario's slots of the last days are the ones to expect, since a night that never began has left nothing behind.
 Each is expected again at the same time of the next day: where a schedule leaves days out, the watchdog is to run on the

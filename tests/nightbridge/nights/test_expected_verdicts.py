@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from nightbridge.models import StoreSettings
-from nightbridge.nights.due import (
+from nightbridge.nights.expected_verdicts import (
     DueNight,
     Expected,
     Morning,
