@@ -10,14 +10,11 @@ from nightbridge.attribution.attribution_plan import (
     AttributionPlan,
     AttributionRequest,
     find_change,
-    find_rows,
     images_range,
     keep_plan,
     make_attribution_plan,
     plan_of_range,
-    rows_of_test,
     same_change,
-    searched_rows,
     submodule_range,
 )
 from nightbridge.attribution.attribution_result import (
@@ -33,7 +30,7 @@ from nightbridge.attribution.attribution_result import (
 from nightbridge.attribution.axes import AXIS_WORDS
 from nightbridge.bisect import plan as bisect_plans
 from nightbridge.bisect.plan import BisectPlan
-from nightbridge.bisect.shift import Shift
+from nightbridge.bisect.shift import Shift, find_rows, rows_of_test, searched_rows
 from nightbridge.errors import InvalidInput
 from nightbridge.harvest.manifest import load_record, run_key_of
 from nightbridge.history.rows import HistoryRow, gpu_hours
@@ -93,14 +90,9 @@ def usual_cost(plan: AttributionPlan, site: Site) -> float:
 
 
 def earlier_result(plan: AttributionPlan, site: Site) -> AttributionResult | None:
-    """What was found about the same change; None where that was not decided, or not as surely as the plan wants it.
-
-    Neither where a range could not be searched: a registry may be open, or a repository whole by now.
-    """
+    """What was found about the same change; None where that does not answer the plan."""
     found = load_result(store_of(site), plan)
-    if found is None or found.cause.kind == "undecided" or found.stopped or found.notes:
-        return None
-    return found if found.plan.policy.confidence >= plan.policy.confidence else None
+    return found if found and found.answers(plan) else None
 
 
 @stage("attribution-base", key=never_reused)

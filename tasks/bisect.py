@@ -7,7 +7,6 @@ from pathlib import Path
 
 from prefect.logging import get_run_logger
 
-from nightbridge.attribution.attribution_plan import find_rows
 from nightbridge.bisect.plan import (
     BisectPlan,
     BisectRequest,
@@ -26,7 +25,7 @@ from nightbridge.bisect.result import (
     result_lines,
     stored_points,
 )
-from nightbridge.bisect.shift import requested_shift
+from nightbridge.bisect.shift import find_rows, requested_shift
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import Decision, as_of, read_decisions
 from nightbridge.harvest.manifest import load_record

@@ -28,11 +28,9 @@ from nightbridge.bisect.plan import BisectPlan, ListInner, SearchedRange, Step, 
 from nightbridge.bisect.shift import SearchRequest, SearchTarget, Shift, VerdictOf, moved_shift, requested_shift
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import Decision
-from nightbridge.history.nightly_values import BROKEN, nights_of, rows_until
-from nightbridge.history.reading import find_series, read_history
+from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import Bump, NightId, RangeCommit, RunRecord, RunSpec, StoredModel, VerdictStatus
-from nightbridge.nights.records import like_test
 from nightbridge.store.object_store import ObjectStore, read_stored
 
 ROOT = "attributions"
@@ -90,58 +88,6 @@ class PlannedRun(StoredModel):
 
     number: int
     design: Design
-
-
-def rows_of_test(store: ObjectStore, test_id: str, cluster: str) -> list[HistoryRow]:
-    """Every run of a test in all of its series, oldest first."""
-    found = [row for one in find_series(store, test_id, cluster) for row in read_history(store, cluster, one.series)]
-    return sorted((row for row in found if row.test_id == test_id), key=lambda row: (row.order, row.harvested_at))
-
-
-def find_rows(
-    store: ObjectStore, test_id: str, cluster: str, request: SearchRequest = DEFAULT_REQUEST
-) -> tuple[HistoryRow, ...]:
-    """The runs of a test in all of its series until the night that is searched, oldest first; of a sweep, of one point.
-
-    That is the point of the run that the request names, else one that is bad in the latest night; and of a night in
-    which several scenarios ran the test, its scenario's. A changed configuration starts a new series, and may be the
-    cause.
-
-    Raises:
-        InvalidInput: The store has no history of the test, or not that run or night of it.
-    """
-    rows = rows_of_test(store, test_id, cluster)
-    if not rows:
-        raise InvalidInput(
-            "no history of this test", subject=f"{test_id} in {store.url}", advice=like_test(store, test_id)
-        )
-    return searched_rows(rows, request)
-
-
-def searched_rows(rows: Sequence[HistoryRow], request: SearchRequest) -> tuple[HistoryRow, ...]:
-    """Of every run of a test those that a request is about, as `find_rows` has them.
-
-    Raises:
-        InvalidInput: The run or night that is named is not among them.
-    """
-    named = next((row for row in rows if row.run_key == request.run_key), None)
-    if request.run_key and named is None:
-        raise InvalidInput(
-            "no such run in the history", subject=request.run_key, advice="Name another run, or the test"
-        )
-    known = rows_until(rows, request.until or (named.night if named else None))
-    if (chosen := named) is None:
-        # Of a sweep, or of several scenarios, one that regressed or broke, where one did.
-        latest = nights_of(known)[-1].own
-        points = (row for row in known if row.night == latest.night and not row.repeat)
-        chosen = next((row for row in points if row.verdict in (VerdictStatus.REGRESSED, *BROKEN)), latest)
-    of_point = [row for row in known if row.sweep_point == chosen.sweep_point]
-    # In a night that two scenarios have run it in, only one run is the night's own.
-    beside = {row.night for row in of_point if row.scenario == chosen.scenario}
-    own = [row for row in of_point if row.scenario == chosen.scenario or row.night not in beside]
-    # So it is of several iterations: the first one that is there.
-    repeated = {row.night for row in own if row.iteration == chosen.iteration}
-    return tuple(row for row in own if row.iteration >= chosen.iteration or row.night not in repeated)
 
 
 def find_change(

@@ -83,6 +83,14 @@ class AttributionResult(StoredModel):
         """Whether a cause is named, and in every range of commits that was searched its commit."""
         return self.cause.kind == "found" and all(one.culprits for one in self.descents) and not self.notes
 
+    def answers(self, plan: AttributionPlan) -> bool:
+        """Whether it is decided, and as surely as a plan for the same change wants it: then nothing is run again.
+
+        It is not where a range could not be searched: a registry may be open, or a repository whole by now.
+        """
+        is_decided = self.cause.kind != "undecided" and not self.stopped and not self.notes
+        return is_decided and self.plan.policy.confidence >= plan.policy.confidence
+
 
 def run_of(plan: AttributionPlan, planned: PlannedRun, verdict: Verdict, record: RunRecord | None) -> ExchangeRun:
     """What the run of a design measured, by its verdict and, where it was harvested, its record."""

@@ -13,7 +13,6 @@ from nightbridge.attribution.attribution_plan import (
     begun_designs,
     design_run,
     find_change,
-    find_rows,
     images_range,
     keep_plan,
     make_attribution_plan,
@@ -27,7 +26,7 @@ from nightbridge.attribution.axes import Factor
 from nightbridge.bisect.plan import point_run
 from nightbridge.bisect.result import BisectResult, result_lines
 from nightbridge.bisect.search import Culprit, Levels
-from nightbridge.bisect.shift import SearchRequest
+from nightbridge.bisect.shift import SearchRequest, find_rows
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.history.history_store import put_row
 from nightbridge.history.reading import find_series, read_history
@@ -135,7 +134,7 @@ def test_a_new_configuration_starts_a_new_series_and_is_compared_with_the_one_be
         series = f"llama3-8b-{'1' if number >= 3 else '0'}123456789ab"
         put_row(store, row(record(number, series=series)))
 
-    rows = find_rows(store, "llama3-8b", "dgx")
+    rows = find_rows(store, "llama3-8b", "dgx", REQUEST)
     plan = plan_of(rows)
 
     assert len({each.series for each in rows}) == 2
@@ -154,7 +153,7 @@ def swept(store: DirectoryStore) -> DirectoryStore:
 
 
 def test_of_a_sweep_a_point_that_is_worse_is_searched(swept: DirectoryStore) -> None:
-    rows = find_rows(swept, "llama3-8b", "dgx")
+    rows = find_rows(swept, "llama3-8b", "dgx", REQUEST)
 
     assert [each.sweep_point for each in rows] == [{"cmd_args.tp": 2}] * 2
     assert plan_of_change(rows) == ("step_time", night(2), night(3))
@@ -223,7 +222,7 @@ def test_a_run_that_is_in_no_history_is_refused(swept: DirectoryStore) -> None:
 
 def test_a_test_without_a_history_is_refused(store: DirectoryStore) -> None:
     with pytest.raises(InvalidInput, match="no history of this test"):
-        find_rows(store, "nobody", "dgx")
+        find_rows(store, "nobody", "dgx", REQUEST)
 
 
 def test_a_history_in_which_nothing_became_worse_has_no_cause() -> None:
