@@ -1,4 +1,7 @@
-"""A user's first steps: `init` and `import-script` write files, `explain` says what a key means, `demo` runs it all."""
+"""A user's first steps: `init` and `import-script` write files, `explain` says what a key means, `demo` runs it all.
+
+`deploy` and `doctor` make a site ready for its nights.
+"""
 
 import os
 import sys
@@ -11,14 +14,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import nightbridge
-from nightbridge.cli.options import EXIT_INVALID, JsonOption, WorkspaceOption
+from nightbridge.cli.options import (
+    EXIT_INTERNAL,
+    EXIT_INVALID,
+    JsonOption,
+    WorkspaceOption,
+    load_site,
+    note_no_site,
+    open_site_store,
+    with_site_options,
+)
 from nightbridge.cli.output import is_terminal, note, print_all, show, verdict_lines, write_file
 from nightbridge.errors import InvalidInput
 from nightbridge.files import open_workspace
 
 if TYPE_CHECKING:
     from nightbridge.config.toml_writer import OptionsDiff
-    from nightbridge.models import NightReport
+    from nightbridge.models import NightReport, SiteChoice
 
 VERSION, IMAGE = "v0.4.2", "nvcr.io#nvidia/nemo:26.04.01"
 """A release and the image that it was published with."""
@@ -183,57 +195,10 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a key of a test file means: its values, its default, and for a table its keys."""
-    from nightbridge.config.documents import ELSEWHERE, unknown_key
-    from nightbridge.config.schema import editor_schema
+    from nightbridge.config.schema import explain_key
 
-    schema = editor_schema()
-    found: Mapping[str, Any] = schema["else"]
-    tables = _properties(found, schema)
-    if key not in tables and "." not in key:
-        ours = ELSEWHERE.get(key, key)
-        inside = [f"{table}.{ours}" for table in tables if ours in _properties(tables[table], schema)]
-        if len(inside) > 1:
-            raise InvalidInput("several tables have this key", subject=key, advice=f"Name one of {', '.join(inside)}")
-        key = inside[0] if inside else key
-    for part in key.split("."):
-        known = _properties(found, schema)
-        if part not in known:
-            raise InvalidInput(unknown_key(part, known), subject=key, advice="`nightbridge schema` prints all keys")
-        found = known[part]
-    show(as_json, found, lambda: _explanation(key, found, schema))
-
-
-def _explanation(key: str, found: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[str]:
-    from nightbridge.config.documents import OTHER_NAMES
-
-    resolved = _resolved(found, schema)
-    about = found.get("description") or resolved.get("description", "")
-    yield f"{key}: {about}".rstrip(": ")
-    for name in ("type", "enum", "minimum", "maximum", "default"):
-        value = resolved.get(name, found.get(name))
-        if value is not None and not isinstance(value, dict):
-            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
-            yield f"  {name:8} {shown}"
-    if others := OTHER_NAMES.get(key.rpartition(".")[2]):
-        yield f"  {'as':8} {', '.join(others.split())} elsewhere"
-    for name, value in _properties(found, schema).items():
-        yield f"  {name}  {_resolved(value, schema).get('description', '')}".rstrip()
-
-
-def _resolved(found: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a part of the schema refers to; of alternatives the first one that says most."""
-    while "$ref" in found:
-        found = schema["$defs"][found["$ref"].rpartition("/")[2]]
-    choices = [_resolved(one, schema) for one in found.get("anyOf", ()) if one.get("type") != "null"]
-    return {**choices[0], **found} if choices else found
-
-
-def _properties(found: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    resolved = _resolved(found, schema)
-    if resolved.get("type") == "array":
-        resolved = _resolved(resolved.get("items", {}), schema)
-    found_here: Mapping[str, Any] = resolved.get("properties", {})
-    return found_here
+    found, lines = explain_key(key)
+    show(as_json, found, lambda: lines)
 
 
 def _family_of(recipe: str, version: str) -> str:
@@ -332,3 +297,57 @@ def practice_nights(examples: Path) -> ModuleType:
     package.__path__ = [str(examples)]
     sys.modules["examples"] = package
     return import_module("examples.practice.demo")
+
+
+@with_site_options("system", "cluster", "store", "workspace")
+def deploy(
+    choice: "SiteChoice",
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FILE...]", help="Scenarios; what prefect.yaml defines when left out."),
+    ] = None,
+    cron: Annotated[str | None, typer.Option("--cron", help='When nights begin, such as "0 1 * * *".')] = None,
+    timezone: Annotated[str | None, typer.Option("--timezone", metavar="TZ", help="Zone of the schedules.")] = None,
+    git: Annotated[
+        str | None, typer.Option("--git", metavar="URL", help="Workers pull the scenarios from this repository.")
+    ] = None,
+    branch: Annotated[str | None, typer.Option("--branch", help="Its branch.")] = None,
+    git_token: Annotated[
+        str | None, typer.Option("--git-token", metavar="BLOCK", help="Secret block with a token for it.")
+    ] = None,
+) -> None:
+    """Make the deployments for a site on the Prefect server: nightly, test, bisect, attribute, prune and so on.
+
+    PREFECT_API_URL names the server. Work pool, work queues, block types, result storage and the choices of the forms
+    are made as well. Run it again after a change of the scenarios: what exists is updated.
+    """
+    from nightbridge.flows.deploy import Request, deploy
+
+    pulled = {"git": git, "branch": branch, "git_token": git_token}
+    for line in deploy(Request(files=tuple(files or ()), choice=choice, cron=cron, timezone=timezone, **pulled)):
+        note(line)
+
+
+@with_site_options("system", "cluster", "store", "workspace")
+def doctor(
+    choice: "SiteChoice",
+    as_json: JsonOption = False,
+) -> int:
+    """Check what a night needs on this host: workspace, git, launcher environment, containers, cluster, store.
+
+    Nothing is submitted and nothing is created. Exits with 4 when a check fails.
+    """
+    from nightbridge.doctor import Check, checks
+
+    site = load_site(choice)
+    note_no_site(choice)
+    done: list[Check] = []
+    for check in checks(site, lambda: open_site_store(site)):
+        done.append(check)
+        if not as_json:
+            print_all([str(check)])
+    bad = [check.subject for check in done if not check.healthy]
+    need = "needs" if len(bad) == 1 else "need"
+    summary = f"{len(bad)} of {len(done)} {need} you: {', '.join(bad)}" if bad else f"all {len(done)} checks passed"
+    show(as_json, {"healthy": not bad, "findings": done}, lambda: [summary])
+    return EXIT_INTERNAL if bad else 0

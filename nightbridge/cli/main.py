@@ -17,7 +17,7 @@ import typer
 import typer.main
 
 from nightbridge import __version__
-from nightbridge.cli import first_steps, history, operations, runs, store, validate
+from nightbridge.cli import causes, first_steps, history, runs, store, validate
 from nightbridge.cli.options import EXIT_INTERNAL, EXIT_INVALID
 from nightbridge.cli.output import note, write_nowhere
 from nightbridge.errors import InvalidInput, NightbridgeError
@@ -46,18 +46,18 @@ COMMANDS: Mapping[str, Callable[..., int | None]] = {
     "accept": history.accept,
     "golden": history.golden,
     "parity": history.parity,
-    "bisect": history.bisect,
-    "attribute": history.attribute,
-    "try": history.try_change,
+    "bisect": causes.bisect,
+    "attribute": causes.attribute,
+    "try": causes.try_change,
     "demo": first_steps.demo,
     "checkpoint": store.checkpoint,
     "verify": store.verify,
     "fetch": store.fetch,
     "du": store.du,
     "prune": store.prune,
-    "deploy": operations.deploy,
-    "watchdog": operations.watchdog,
-    "doctor": operations.doctor,
+    "deploy": first_steps.deploy,
+    "watchdog": runs.watchdog,
+    "doctor": first_steps.doctor,
 }
 """Every command, in the order of `--help`."""
 

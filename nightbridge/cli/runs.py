@@ -1,4 +1,4 @@
-"""Runs and nights: `run`, `nights`, `ls`, `status`, `logs` and `cancel`."""
+"""Runs and nights: `run`, `nights`, `ls`, `status`, `logs`, `cancel`; and `watchdog`, for verdicts that are missing."""
 
 import sys
 import time
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nightbridge.cli.options import (
+    EXIT_INTERNAL,
     RUN_HELP,
     JsonOption,
     RunKeyArgument,
     ScenarioArgument,
+    block_values,
     check_folder,
     load_site,
     named_run,
@@ -26,6 +28,7 @@ from nightbridge.cli.output import (
     is_terminal,
     log_of,
     note,
+    note_all,
     print_all,
     printable,
     quiet,
@@ -36,7 +39,7 @@ from nightbridge.cli.output import (
     verdict_lines,
     write_file,
 )
-from nightbridge.errors import InvalidInput
+from nightbridge.errors import InvalidInput, NightbridgeError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from nightbridge.models import NightReport, Site, SiteChoice
     from nightbridge.nights.records import Night, NightStart
     from nightbridge.nights.status import RunStatus
+    from nightbridge.notify import Notice
     from nightbridge.slurm.attempt_files import AttemptContext
     from nightbridge.slurm.protocol import Cluster
     from nightbridge.store.object_store import ObjectStore
@@ -402,3 +406,69 @@ def _no_run(run_key: str, site: "Site") -> InvalidInput:
         f"Check the key and --workspace; `nightbridge fetch {run_key} DEST --only logs` downloads a stored run's logs"
     )
     return InvalidInput("no run of this key", subject=f"{run_key} in {site.workspace}", advice=advice)
+
+
+@with_site_options("system", "cluster", "store", "workspace")
+def watchdog(
+    choice: "SiteChoice",
+    by: Annotated[str, typer.Option("--by", metavar="HH:MM", help="When every verdict has to be there.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE...]", help="Scenarios to expect; all that had a scheduled night lately when left out."
+        ),
+    ] = None,
+    timezone: Annotated[
+        str | None, typer.Option("--timezone", metavar="TZ", help="Zone of --by; this machine's own when left out.")
+    ] = None,
+    days: Annotated[
+        int, typer.Option("--days", min=1, max=36500, help="Days to look back for the scenarios to expect.")
+    ] = 7,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing when every verdict is there.")] = False,
+    send_test: Annotated[
+        bool,
+        typer.Option("--send-test", help="Only send a test notification, as [notify] of the site configures it."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Report which test has no verdict by a time of the morning, and why; alert by mail and webhook ([notify]).
+
+    It reads the store and queries Slurm, and needs no Prefect server. Each scenario's nights of the 24 hours before
+    --by count: today's --by, or yesterday's when that is more than five minutes ahead. A bad verdict is listed and
+    raises no alert. Exit code 0 when every verdict is there, 4 when one is missing or cannot be looked up, or the
+    alert cannot be sent, 2 for invalid input.
+    """
+    from nightbridge.nights.missing_verdicts import look, notice_of, trial_notice, watch_lines, watch_settings
+    from nightbridge.nights.prefect_api import configured_server
+
+    wanted = watch_settings(by, timezone=timezone, files=files or (), days=days)
+    site = load_site(choice)
+    if send_test:
+        if not _send(trial_notice(), site):
+            raise InvalidInput("no recipient", subject=choice.system or "the site", advice="Give it a [notify] table")
+        return 0
+    watch = look(wanted, site, lambda: open_site_store(site), configured_server())
+    if as_json or watch.exit_code or not quiet:
+        document = {**watch.model_dump(mode="json"), "exit_code": watch.exit_code}
+        show(as_json, document, lambda: watch_lines(watch))
+    return _alert(notice_of(watch), site, watch.exit_code) if watch.exit_code else 0
+
+
+def _alert(notice: "Notice", site: "Site", code: int) -> int:
+    """Send the alert; return the exit code, or that of an error of its own."""
+    try:
+        if not _send(notice, site):
+            note("no alert was sent: the site has no [notify]")
+    except NightbridgeError as error:
+        note(f"nightbridge: {error}")
+        return EXIT_INTERNAL
+    return code
+
+
+def _send(notice: "Notice", site: "Site") -> bool:
+    """Send a notice in every way that the site has; return whether it has any."""
+    from nightbridge.notify import notify
+
+    sent = notify(notice, site.notify, block_values(site.notify.smtp_password, site.notify.webhook))
+    note_all(f"sent: {way}" for way in sent)
+    return bool(sent)

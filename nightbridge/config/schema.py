@@ -1,16 +1,18 @@
 """The tables of a test and of a scenario, as CloudAI's files have them, with nightbridge's own [harvest] and [gate].
 
-`editor_schema` is the JSON Schema of these files, for completion and checks while they are written (taplo, VS Code).
+`editor_schema` is the JSON Schema of these files, for completion and checks while they are written (taplo, VS Code);
+`explain_key` says in words what it has of a key.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 
 from nightbridge.config.arguments import MOVED, RENAMED
 from nightbridge.config.cloudai_compat import AgentFields, TrainingReport
-from nightbridge.config.documents import Findings, KeyPath, Layered, validated
+from nightbridge.config.documents import ELSEWHERE, OTHER_NAMES, Findings, KeyPath, Layered, unknown_key, validated
+from nightbridge.errors import InvalidInput
 from nightbridge.launch.config_schema import released_schema
 from nightbridge.launch.flags import CHOICES, HEAD, NO_EFFECT, TEST_FLAGS, Flag, FlagKind
 from nightbridge.launch.hetero_arguments import HeteroArguments, Text
@@ -206,3 +208,63 @@ def _with_sweeps(model: dict[str, Any]) -> dict[str, Any]:
     """A model's schema in which each value may be a list, which is a sweep."""
     swept = {key: {"anyOf": [value, {"type": "array", "items": value}]} for key, value in model["properties"].items()}
     return {**model, "title": "HeteroMIMO", "properties": swept}
+
+
+# --- in words -----------------------------------------------------------------------------------------------------
+
+
+def explain_key(key: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """The part of `editor_schema` that is about a key of a test file, and the same in words, a line each.
+
+    Args:
+        key: With its table or without, or a whole table.
+
+    Raises:
+        InvalidInput: There is no such key, or several tables have it.
+    """
+    schema = editor_schema()
+    found: Mapping[str, Any] = schema["else"]
+    tables = _properties(found, schema)
+    if key not in tables and "." not in key:
+        ours = ELSEWHERE.get(key, key)
+        inside = [f"{table}.{ours}" for table in tables if ours in _properties(tables[table], schema)]
+        if len(inside) > 1:
+            raise InvalidInput("several tables have this key", subject=key, advice=f"Name one of {', '.join(inside)}")
+        key = inside[0] if inside else key
+    for part in key.split("."):
+        known = _properties(found, schema)
+        if part not in known:
+            raise InvalidInput(unknown_key(part, known), subject=key, advice="`nightbridge schema` prints all keys")
+        found = known[part]
+    return found, tuple(_explanation(key, found, schema))
+
+
+def _explanation(key: str, found: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[str]:
+    resolved = _resolved(found, schema)
+    about = found.get("description") or resolved.get("description", "")
+    yield f"{key}: {about}".rstrip(": ")
+    for name in ("type", "enum", "minimum", "maximum", "default"):
+        value = resolved.get(name, found.get(name))
+        if value is not None and not isinstance(value, dict):
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+            yield f"  {name:8} {shown}"
+    if others := OTHER_NAMES.get(key.rpartition(".")[2]):
+        yield f"  {'as':8} {', '.join(others.split())} elsewhere"
+    for name, value in _properties(found, schema).items():
+        yield f"  {name}  {_resolved(value, schema).get('description', '')}".rstrip()
+
+
+def _resolved(found: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a part of the schema refers to; of alternatives the first one that says most."""
+    while "$ref" in found:
+        found = schema["$defs"][found["$ref"].rpartition("/")[2]]
+    choices = [_resolved(one, schema) for one in found.get("anyOf", ()) if one.get("type") != "null"]
+    return {**choices[0], **found} if choices else found
+
+
+def _properties(found: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    resolved = _resolved(found, schema)
+    if resolved.get("type") == "array":
+        resolved = _resolved(resolved.get("items", {}), schema)
+    found_here: Mapping[str, Any] = resolved.get("properties", {})
+    return found_here
