@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import IO, TextIO
 
     from prefect.logging.handlers import PrefectConsoleHandler
+    from rich.console import Console
     from rich.live import Live
     from rich.table import Table
 
@@ -64,7 +65,21 @@ def print_all(lines: "Iterable[str | Table]") -> None:
 
                 # In a file or a pipe no name is folded, so that it can be searched for.
                 as_terminal = sys.stdout is None or is_terminal(sys.stdout) or "COLUMNS" in os.environ
-                Console(width=None if as_terminal else _WIDE).print(line)
+                console = Console(width=None if as_terminal else _WIDE)
+                console.width = max(console.width, _least_width(console, line))
+                console.print(line)
+
+
+_LEAST_FOLD = 8
+
+
+def _least_width(console: "Console", table: "Table") -> int:
+    """The columns below which rich cuts numbers off: a narrower terminal breaks the lines itself and shows all."""
+    widths = 0
+    for column in table.columns:
+        sizes = [console.measure(cell) for cell in (column.header, *column.cells)]
+        widths += max(size.maximum if column.no_wrap else min(size.minimum, _LEAST_FOLD) for size in sizes)
+    return widths + 2 * len(table.columns)
 
 
 def is_terminal(stream: "TextIO | None") -> bool:

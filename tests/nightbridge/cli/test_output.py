@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from prefect.logging.handlers import PrefectConsoleHandler
+from rich import box
 from rich.table import Table
 
 from nightbridge.cli.output import note, print_all, quiet, spoken
@@ -163,6 +164,25 @@ def test_names_in_a_table_can_be_searched_for_in_a_pipe(
 
     shown = capsys.readouterr().out
     assert [name for name in names if name not in shown] == []
+
+
+def test_a_narrow_terminal_cuts_off_no_number_and_folds_no_name_to_letters(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("night", no_wrap=True)
+    table.add_column("scenario", overflow="fold")
+    table.add_column("tests")
+    for metric in ("step time", "throughput"):
+        table.add_column(metric, no_wrap=True)
+    cells = ("2026-11-21-090507", "nightly", "llama", "◆ 1.315", "▲ +8.2 %")
+    table.add_row(*cells)
+
+    print_all([table])
+
+    shown = capsys.readouterr().out
+    assert [cell for cell in cells if cell not in shown] == []
 
 
 def test_a_night_that_logs_nothing_leaves_no_file_and_the_console_comes_back(tmp_path: Path) -> None:
