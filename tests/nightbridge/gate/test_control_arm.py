@@ -409,6 +409,23 @@ def test_a_proven_regression_stands_without_further_pairs_and_ends_when_the_leve
     assert (back.status, back.news) == (VerdictStatus.PASSED, "over")
 
 
+def test_a_regression_on_a_cluster_that_moved_is_not_over_before_a_pair_says_so() -> None:
+    # Cluster 6 % and code 4 % slower in one night: a cluster that recovers looks like a code that was repaired.
+    _verdict, row, arms = judged_row(1.1, (1.1, 1.06), (1.101, 1.06), (1.1, 1.059))
+    nights = {"before": [*good_nights(), *arms, row], "night": "2026-11-11"}
+
+    asked, _row, _arms = judged_row(1.04, **nights)  # type: ignore[arg-type]
+    as_bad, _row, _arms = judged_row(1.04, (1.04, 1.0), **nights)  # type: ignore[arg-type]
+    repaired, _row, _arms = judged_row(1.06, (1.06, 1.061), **nights)  # type: ignore[arg-type]
+    both, _row, _arms = judged_row(1.0, **nights)  # type: ignore[arg-type]
+
+    assert row.moved["step_time"] == pytest.approx(1.06, abs=0.004)
+    assert (asked.exit_code, asked.reruns) == (1, 2)
+    assert (as_bad.status, as_bad.news, as_bad.moved["step_time"]) == (VerdictStatus.REGRESSED, "standing", 1.0)
+    assert (repaired.status, repaired.news, repaired.reruns) == (VerdictStatus.PASSED, "over", 0)
+    assert (both.status, both.news, both.reruns) == (VerdictStatus.PASSED, "over", 0)
+
+
 def test_control_arms_are_no_runs_of_their_night() -> None:
     _verdict, row, arms = judged_row(1.08, (1.079, 1.081))
 
