@@ -354,7 +354,15 @@ _MESSAGES: Mapping[str, str] = {
     "tuple_type": "must be a list",
     "string_too_short": "must not be empty",
     "too_short": "must not be empty",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number, without quotes",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number, without quotes",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false, without quotes",
 }
+_PERCENTAGE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 _UNIONS: Mapping[str | int, tuple[int, str]] = {
     "extra_env_vars": (2, "must be text, in quotes, or a list of texts to sweep over"),
@@ -389,6 +397,9 @@ def validated(
                 findings.problem((*base, *path[:length]), wants)
             else:
                 said = _MESSAGES.get(kind) or message[:1].lower() + message[1:]
+                if kind == "float_parsing" and (percent := _PERCENTAGE.fullmatch(problem["input"])):
+                    share = float(percent[1]) / 100
+                    said = f"must be a number, without a percent sign; write {share:g} for {percent[1]} %"
                 words = re.findall(r"'([^']*)'", problem.get("ctx", {}).get("expected", ""))
                 near = difflib.get_close_matches(str(problem["input"]), words, n=1)
                 findings.problem((*base, *path), f"{said}; did you mean {near[0]!r}?" if near else said)

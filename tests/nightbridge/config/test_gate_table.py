@@ -86,6 +86,11 @@ def test_confirming_runs_of_an_older_file_are_half_as_many_pairs_and_it_is_said(
         ("[gate]\nstep_tim = 0.1", "step_tim"),
         ("[gate]\nsigmas = 0", "greater than 0"),
         ("[gate]\nstartup_time = inf", "finite"),
+        ('[gate]\nstep_time = "5%"', "gate.step_time: must be a number, without a percent sign; write 0.05 for 5 %"),
+        ('[gate]\nstep_time = "2.5 %"', "write 0.025 for 2.5 %"),
+        ('[gate]\nstep_time = "five"', "gate.step_time: must be a number, without quotes"),
+        ('[gate]\npairs = "5%"', "gate.pairs: must be a whole number, without quotes"),
+        ('[gate]\ndeterministic = "maybe"', "gate.deterministic: must be true or false, without quotes"),
     ],
 )
 def test_a_gate_that_cannot_be_asked_is_a_violation(tmp_path: Path, tables: str, violation: str) -> None:
