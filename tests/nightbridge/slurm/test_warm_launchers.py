@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import TransientError
-from nightbridge.models import ClusterSettings, LaunchPlan
+from nightbridge.models import LaunchPlan
 from nightbridge.processes import Process, run
 from nightbridge.slurm import submission, warm_launchers
 from nightbridge.slurm.attempt_files import current_attempt
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.slurm.submission import submit_attempt
 from nightbridge.slurm.warm_launchers import WarmLaunchers
-from tests.nightbridge.embedded.local_cluster import is_running, local_cluster
+from tests.nightbridge.embedded.local_cluster import is_running, local_cluster, wait_for_state, write_script
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.launcher
@@ -44,9 +44,9 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 @contextlib.contextmanager
-def running_cluster(workspace: Path) -> Iterator[LocalCluster]:
+def running_cluster(workspace: Path, *, slots: int = 2) -> Iterator[LocalCluster]:
     workspace.mkdir()
-    with local_cluster(workspace) as cluster, pytest.MonkeyPatch.context() as patched:
+    with local_cluster(workspace, slots=slots) as cluster, pytest.MonkeyPatch.context() as patched:
         patched.setattr(submission, "WARM_LAUNCHERS", WarmLaunchers())
         yield cluster
         for pid in warm_processes():
@@ -64,9 +64,15 @@ def warm_processes(parent: int = os.getpid()) -> list[int]:
     return found
 
 
+def occupy(cluster: LocalCluster) -> None:
+    """Take a cluster's only slot: what a launcher prints of its job's state depends on no race with the job's start."""
+    script = write_script(cluster.root.parent / "occupant.sh", "sleep 600")
+    wait_for_state(cluster, cluster.submit("occupant", script, ["--output=/dev/null"]), "RUNNING")
+
+
 def submit(python: Path, cluster: LocalCluster, run_key: str) -> Path:
     """Submit a run through the practice launcher, and cancel its job; return the attempt's folder."""
-    attempt = current_attempt(cluster.root.parent, run_key, ClusterSettings())
+    attempt = current_attempt(cluster.root.parent, run_key, cluster.settings)
     plan = LaunchPlan(
         run_key=run_key,
         attempt=1,
@@ -85,15 +91,16 @@ def files_of(attempt_dir: Path) -> dict[str, str]:
     """Every file of an attempt but what its job wrote, without times and process ids; what is packed is unpacked."""
     files = (path for path in attempt_dir.rglob("*") if path.is_file() and path.suffix != ".out")
     found = {str(path.relative_to(attempt_dir)): PACKED.sub(unpacked, path.read_text()) for path in files}
-    for of_shim_and_job in ("claim", "exit_code", "intent.json", "submission.json"):
-        found.pop(of_shim_and_job, None)  # a job that was cancelled before it began leaves none
-    # Rich leaves the time out where it is that of the line before; a thread of NeMo-Run says when the job has begun.
-    log = re.sub(r"^\[\d\d:\d\d:\d\d\]|.*is no longer pending\.\s*\n", "", found["launcher.log"], flags=re.MULTILINE)
+    for of_shim in ("intent.json", "submission.json"):
+        del found[of_shim]
+    # Rich leaves the time out where it is that of the line before; a thread of NeMo-Run tells that the job is pending.
+    log = re.sub(rf"^\[\d\d:\d\d:\d\d\]|{PENDING}", "", found["launcher.log"], flags=re.MULTILINE)
     found["launcher.log"] = " ".join(log.split())
     return {TIMES.sub("TIME", name): TIMES.sub("TIME", text) for name, text in found.items()}
 
 
 TIMES = re.compile(r"\d{19}|\d{4}-\d\d-\d\d[T ][\d:.]+(Z|\+00:00)?")
+PENDING = r"\[SLURM\] Job \d+ - State: PENDING, Estimated start: N/A, Current time: [\d-]+ [\d:]+"
 PACKED = re.compile(r"eJ[\w-]{40,}=*")
 """How NeMo-Run keeps configurations: in JSON, compressed."""
 
@@ -113,14 +120,16 @@ def processor_seconds(warm: int) -> float:
 def test_a_forked_launcher_leaves_what_a_fresh_one_leaves(
     launcher_python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running_cluster(tmp_path / "workspace") as cluster:
+    with running_cluster(tmp_path / "workspace", slots=1) as cluster:
+        occupy(cluster)
         submit(launcher_python, cluster, "first")  # the warm process has forked before
         submit(launcher_python, cluster, "night")
         (warm,) = warm_processes()
         taken = processor_seconds(warm) / 2
     (tmp_path / "workspace").rename(tmp_path / "forked")
     monkeypatch.setattr(warm_launchers, "PACKAGE", "no_such_package")
-    with running_cluster(tmp_path / "workspace") as cluster:
+    with running_cluster(tmp_path / "workspace", slots=1) as cluster:
+        occupy(cluster)
         submit(launcher_python, cluster, "first")
         submit(launcher_python, cluster, "night")
         assert warm_processes() == []
