@@ -38,7 +38,6 @@ from nightbridge.history.nightly_values import (
     beyond_limits,
     fixed_band,
     is_required,
-    noise_of_runs,
     strays_of,
 )
 from nightbridge.history.rows import measured
@@ -385,6 +384,8 @@ def _with_control(
 
 def _noise_of_runs(series: MetricSeries) -> tuple[str, float, float]:
     """The statistic of the metric that pairs are compared by, its single runs' noise, and the change looked for."""
+    from nightbridge.history.noise import noise_of_runs
+
     metric, gate = series.metric, series.gate
     field, values = series.steadiest
     every = zip(series.first_runs(field, values), series.past, strict=True)

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.control_arm import CLEAR, MAX_TIMES, OPEN, PROOF, arm_of, change_looked_for, weigh
-from nightbridge.history.nightly_values import BROKEN, nights_of, noise_of_runs, run_value
+from nightbridge.history.nightly_values import BROKEN, nights_of, run_value
 from nightbridge.history.rows import HistoryRow, measured, row_of
 from nightbridge.models import (
     NO_VALUE,
@@ -156,6 +156,8 @@ def of_commits(trial: Trial, control: RunSpec, meant: Mapping[str, str]) -> tupl
 
 def noise_of_history(rows: Sequence[HistoryRow], gate: GatePolicy) -> dict[str, float]:
     """The noise of single runs by metric, as the good nights of a series have it; a short history's is bounded."""
+    from nightbridge.history.noise import noise_of_runs
+
     good = [night.own.summary for night in nights_of(rows) if night.is_good]
     found = {}
     for metric in COLUMNS:

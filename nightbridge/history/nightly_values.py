@@ -210,18 +210,11 @@ def adjusted(
     return [None if math.isnan(value) else value for value in steady]
 
 
-# Of the deviations of single nights from the nights before them: the share that tells the noise, and what that share of
-# Gaussian noise reaches (the level of seven nights is not known exactly either).
-USUAL, USUAL_SIGMAS = 0.7, 1.15
-# Of those from the nights around them: the share that is no accident, two being some always, and what is beyond it.
-TAIL, BEYOND_TAIL = 0.9, 1.25
-FEW = 8
-
 # Runs on each side of one that make its level with it, and how far a single one is off by chance, in its noise.
 NEAR, BY_CHANCE = 3, 2.0
 
 TOO_NOISY = 3.0
-NOISE_NIGHTS, LONG_NOISE_NIGHTS = 28, 90
+NOISE_NIGHTS = 28
 
 
 class Band(NamedTuple):
@@ -285,6 +278,9 @@ def band_of(
         singles: The same nights' first runs alone: what one run is compared with must have the noise of one run.
         before: First runs of good nights before an accepted level, whose noise it has as long as it is young.
     """
+    # numpy is imported with the first band from history: commands that compare nothing do not pay for it.
+    from nightbridge.history.noise import noise_of, tail_of
+
     threshold = metric.threshold(gate)
     reference = statistics.median(good[-gate.baseline_runs :]) if good else None
     is_young = len(good) < gate.cold_start
@@ -294,7 +290,7 @@ def band_of(
     known = (before if is_young else singles)[-NOISE_NIGHTS:]
     # The level of a few nights is not known exactly either.
     sure = math.sqrt(1 + 1 / len(good)) if is_young else 1.0
-    noise, tail = sure * noise_of(known), sure * _tail_of(metric, known)
+    noise, tail = sure * noise_of(known), sure * tail_of(known, 1 if metric.lower_is_better else -1)
     least = min(metric.least(gate.least_change), threshold)
     width = max(least, min(gate.sigmas * noise, max(threshold, TOO_NOISY * noise)), tail)
     return Band(reference, width, len(good), noise)
@@ -312,30 +308,6 @@ def strays_of(metric: Metric, band: Band, singles: Sequence[float | None]) -> fl
 def fixed_band(metric: Metric, gate: GatePolicy, values: Sequence[float]) -> Band:
     """The band around runs chosen by a user: their median, and the metric's threshold."""
     return Band(statistics.median(values) if values else None, metric.threshold(gate), len(values), math.nan)
-
-
-def noise_of(values: Sequence[float | None]) -> float:
-    """The relative standard deviation of single nights; 0 where they are too few to tell."""
-    # numpy is imported with the first band from history: commands that compare nothing do not pay for it.
-    from nightbridge.history.noise import night_noise, strays
-
-    noise = night_noise(values)
-    if math.isnan(noise):
-        return 0.0
-    apart = sorted(strays(values, noise))
-    return noise if len(apart) < FEW else max(noise, apart[int(USUAL * len(apart))] / USUAL_SIGMAS)
-
-
-def noise_of_runs(values: Sequence[float], usual: float, enough: int) -> float:
-    """The same of single runs, of which a month may be quieter by chance than they are.
-
-    Args:
-        values: What they measured, oldest first.
-        usual: What is usual: of fewer runs than `enough` the noise is at least that, and twice that at most.
-        enough: So many runs tell their own noise.
-    """
-    noise = max(noise_of(values[-nights:]) for nights in (NOISE_NIGHTS, LONG_NOISE_NIGHTS))
-    return noise if len(values) >= enough else min(max(noise, usual), 2 * usual)
 
 
 def times_worse(metric: Metric, runs: Sequence[HistoryRow], least: float) -> list[float]:
@@ -363,14 +335,6 @@ def times_worse(metric: Metric, runs: Sequence[HistoryRow], least: float) -> lis
         worse, own_worse = (sign * (value - best) / abs(best) for value in (level, own))
         times[at] = max(1.0, max(worse, own_worse - BY_CHANCE * noise) / max(least, noise))
     return times
-
-
-def _tail_of(metric: Metric, values: Sequence[float | None]) -> float:
-    """How far single nights stray that are no rare accident; 0 where they are too few to tell."""
-    from nightbridge.history.noise import deviations
-
-    strays = sorted(stray if metric.lower_is_better else -stray for stray in deviations(values, 4))
-    return BEYOND_TAIL * strays[min(int(TAIL * len(strays)), len(strays) - 3)] if len(strays) >= FEW else 0.0
 
 
 def is_required(metric: Metric, test: TestDefinition, value: float | None, earlier: Sequence[float]) -> bool:

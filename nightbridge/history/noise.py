@@ -1,8 +1,8 @@
 """What moves a metric from night to night without the code: the cluster's drift, its nodes, chance, and two speeds.
 
 `remove_canary` takes out the cluster's own drift, measured by a test whose pins never move; `remove_node_effects` takes
-out the level of the nodes that a night ran on. What is left is noise, unless `find_modes` tells that the runs of a test
-fall into two speeds whatever the code, so that a slow night says nothing of it.
+out the level of the nodes that a night ran on. What is left is noise (`noise_of`), unless `find_modes` tells that the
+runs of a test fall into two speeds whatever the code, so that a slow night says nothing of it.
 """
 
 import itertools
@@ -36,6 +36,17 @@ other (AR(1), 0.7) 98 % of the noise are left so."""
 
 # The share of Gaussian noise within this many standard deviations is 80 %.
 GAUSSIAN_80 = 1.2816
+
+# Of the deviations of single nights from the nights before them: the share that tells the noise, and what that share of
+# Gaussian noise reaches (the level of seven nights is not known exactly either).
+USUAL, USUAL_SIGMAS = 0.7, 1.15
+# Of those from the nights around them: the share that is no accident, two being some always, and what is beyond it.
+TAIL, BEYOND_TAIL = 0.9, 1.25
+FEW = 8
+"""So many deviations tell something."""
+
+OF_RUNS = 28, 90
+"""Of single runs the noise of so many last ones is taken, whichever is more."""
 
 MODE_NIGHTS, MIN_MODE_NIGHTS, RECENT = 100, 28, 15
 """Nights that are looked at, at least so many; both modes must be among the recent ones."""
@@ -160,6 +171,36 @@ def deviations(values: Sequence[float | None], near: int) -> list[float]:
     levels = row_medians(windows_around(known, near)[3:])
     found: list[float] = (known[3:][levels != 0] / levels[levels != 0] - 1).tolist()
     return found
+
+
+def noise_of(values: Sequence[float | None]) -> float:
+    """The relative standard deviation of single nights; 0 where they are too few to tell."""
+    noise = night_noise(values)
+    if math.isnan(noise):
+        return 0.0
+    apart = sorted(strays(values, noise))
+    return noise if len(apart) < FEW else max(noise, apart[int(USUAL * len(apart))] / USUAL_SIGMAS)
+
+
+def noise_of_runs(values: Sequence[float], usual: float, enough: int) -> float:
+    """The same of single runs, of which a month may be quieter by chance than they are.
+
+    Args:
+        values: What they measured, oldest first.
+        usual: What is usual: of fewer runs than `enough` the noise is at least that, and twice that at most.
+        enough: So many runs tell their own noise.
+    """
+    noise = max(noise_of(values[-nights:]) for nights in OF_RUNS)
+    return noise if len(values) >= enough else min(max(noise, usual), 2 * usual)
+
+
+def tail_of(values: Sequence[float | None], worse: int) -> float:
+    """How far single nights stray that are no rare accident, relative; 0 where they are too few to tell.
+
+    `worse` is 1 where more is worse, else -1.
+    """
+    apart = sorted(worse * stray for stray in deviations(values, 4))
+    return BEYOND_TAIL * apart[min(int(TAIL * len(apart)), len(apart) - 3)] if len(apart) >= FEW else 0.0
 
 
 def steadiest(choices: Mapping[str, Sequence[float | None]]) -> str:

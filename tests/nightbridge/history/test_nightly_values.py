@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.history.nightly_values import Band, band_of, beyond_limits, noise_of, rows_until
+from nightbridge.history.nightly_values import Band, band_of, beyond_limits, rows_until
 from nightbridge.models import GatePolicy, Limits
 from nightbridge.models.metrics import METRIC_BY_NAME
 from tests.builders import make_row
@@ -81,21 +81,6 @@ def test_nights_that_follow_each_other_have_the_band_of_their_distance_from_the_
     drift = [1 + 0.02 * np.sin(night / 3) for night in range(28)]
 
     assert width(drift, GatePolicy(step_time=0.2)) > 0.05
-
-
-def test_nights_that_follow_each_other_by_chance_keep_the_noise_of_their_distance_from_the_week_before() -> None:
-    found = [noise_of(following(28, 0.01, seed)) for seed in range(100)]
-
-    assert np.median(found) == pytest.approx(0.0085, rel=0.08)
-
-
-def following(count: int, sigma: float, seed: int) -> list[float]:
-    """Nights of which each is like the one before it: AR(1), 0.7."""
-    rng = np.random.default_rng(seed)
-    values = [sigma * rng.standard_normal()]
-    for step in sigma * np.sqrt(1 - 0.7**2) * rng.standard_normal(count - 1):
-        values.append(0.7 * values[-1] + step)
-    return [1 + value for value in values]
 
 
 def test_the_first_nights_of_a_noisy_test_have_a_wider_band() -> None:

@@ -1,11 +1,11 @@
-"""Two speeds of one test are told from noise, drift, bad nodes and a change of level."""
+"""Noise between nights, and two speeds of one test, told from noise, drift, bad nodes and a change of level."""
 
 import numpy as np
 import pytest
 
 from nightbridge.gate.run_verdict import compare
 from nightbridge.gate.tonight import Evidence
-from nightbridge.history.noise import find_modes
+from nightbridge.history.noise import find_modes, noise_of
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, ReferenceResult, Verdict, VerdictStatus
 from tests.builders import make_record, make_summary
@@ -164,3 +164,18 @@ def test_a_week_without_a_fast_run_is_no_longer_the_usual_share() -> None:
     verdicts = judge_nights([*two_speeds(50, 0.2, seed=5, sigma=GOOD), *[SLOW] * 9])
 
     assert verdicts[-1].status is VerdictStatus.REGRESSED
+
+
+def test_nights_that_follow_each_other_by_chance_keep_the_noise_of_their_distance_from_the_week_before() -> None:
+    found = [noise_of(following(28, 0.01, seed)) for seed in range(100)]
+
+    assert np.median(found) == pytest.approx(0.0085, rel=0.08)
+
+
+def following(count: int, sigma: float, seed: int) -> list[float]:
+    """Nights of which each is like the one before it: AR(1), 0.7."""
+    rng = np.random.default_rng(seed)
+    values = [sigma * rng.standard_normal()]
+    for step in sigma * np.sqrt(1 - 0.7**2) * rng.standard_normal(count - 1):
+        values.append(0.7 * values[-1] + step)
+    return [1 + value for value in values]
