@@ -100,14 +100,14 @@ def _show_trends(
     site: "Site", store: "ObjectStore", found: "TestHistory", since: str, as_json: bool, as_csv: bool
 ) -> None:
     from nightbridge.gate.decisions import list_decisions
-    from nightbridge.gate.suspects import with_commits
+    from nightbridge.gate.trend import trends_with_commits
     from nightbridge.report.overview import history_cells, standing_lines, trend_lines, trend_table
     from nightbridge.repos.commits import known_commits_between
 
     if as_csv:
         print_csv(history_cells(found.trends, found.rows, since))
         return
-    found = found.model_copy(update={"trends": with_commits(found.trends, partial(known_commits_between, site))})
+    found = found.model_copy(update={"trends": trends_with_commits(found.trends, partial(known_commits_between, site))})
     decided = (f"{one.id}  {one.text}" for one in list_decisions(store, found.cluster, found.series))
     show(
         as_json,

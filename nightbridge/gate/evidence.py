@@ -25,7 +25,7 @@ from nightbridge.errors import DamagedData, PermanentError
 from nightbridge.gate.decisions import Decision, as_of, is_accepted, is_left_out, passed_by_ended, read_decisions
 from nightbridge.gate.numerics import compare_numerics, is_of_earlier_night
 from nightbridge.gate.run_verdict import beside
-from nightbridge.gate.suspects import requested_changes
+from nightbridge.gate.suspects import changed_topology, requested_changes
 from nightbridge.gate.tonight import Evidence, NightlyParity
 from nightbridge.goldens.goldens import (
     ITERATION_TIME,
@@ -47,7 +47,7 @@ from nightbridge.goldens.parity import (
     follow,
 )
 from nightbridge.harvest.manifest import METRICS, committed_attempts, load_record, load_scalars, run_key_of
-from nightbridge.history.nightly_values import changed_topology, good_runs_before, repeats_of
+from nightbridge.history.nightly_values import good_runs_before, repeats_of
 from nightbridge.history.reading import find_series, is_good, read_history, read_recent
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, row_of
 from nightbridge.models import Limits, MetricName, ReferenceResult, RunRecord, Summary, Verdict, VerdictStatus

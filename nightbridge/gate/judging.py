@@ -4,17 +4,31 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nightbridge.gate.control_arm import PROOF
+from nightbridge.gate.decisions import Decision
 from nightbridge.gate.evidence import CanarySeries, Contract, gather_evidence
 from nightbridge.gate.run_verdict import compare
-from nightbridge.gate.suspects import CommitsBetween, find_suspects
+from nightbridge.gate.suspects import CommitsBetween, suspects_between
 from nightbridge.gate.tonight import Evidence
+from nightbridge.gate.trend import suspect_nights
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.history_store import put_row
 from nightbridge.history.reading import read_history, read_recent
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import EXIT_CODES, GOOD_VERDICTS, RunRecord, Verdict
+from nightbridge.models import EXIT_CODES, GOOD_VERDICTS, RunRecord, Suspects, Verdict, VerdictStatus
 from nightbridge.numbers import format_count
 from nightbridge.store.object_store import ObjectStore, read_stored
+
+NEEDS_SUSPECTS = frozenset(
+    {
+        VerdictStatus.REGRESSED,
+        VerdictStatus.SUSPICIOUS,
+        VerdictStatus.UNSTABLE,
+        VerdictStatus.IMPROVED,
+        VerdictStatus.FAILED,
+        VerdictStatus.SHORT,
+    }
+)
+"""Verdicts whose possible causes are listed."""
 
 
 class Rejudged(NamedTuple):
@@ -90,6 +104,30 @@ def judge_and_record(
     put_row(store, row)
     store.put(_verdict_key(record), verdict.model_dump_json(indent=2).encode())
     return verdict
+
+
+def find_suspects(
+    store: ObjectStore,
+    verdict: Verdict,
+    rows: Sequence[HistoryRow],
+    commits_between: CommitsBetween,
+    decisions: Sequence[Decision] = (),
+) -> Suspects | None:
+    """What changed since the run was as it should be; None for a good run, and for one without a good one before it.
+
+    What cannot be found out is a note: a lost mirror or a pruned run is no reason to lose the verdict.
+
+    Args:
+        store: Where the runs are.
+        verdict: The verdict on the run.
+        rows: The history of its series, the run's own row among them.
+        commits_between: Lists commits from the mirror of a repository.
+        decisions: Users' decisions about the series: known changes are not suspects.
+    """
+    if verdict.status not in NEEDS_SUSPECTS:
+        return None
+    nights = suspect_nights(verdict, rows, decisions)
+    return suspects_between(store, *nights, commits_between) if nights else None
 
 
 def _stored_verdict(store: ObjectStore, record: RunRecord) -> Verdict | None:

@@ -39,13 +39,13 @@ from nightbridge.gate.plausibility import (
     ran_otherwise,
     wrong_data,
 )
+from nightbridge.gate.suspects import changed_topology
 from nightbridge.gate.tonight import Evidence, Tonight, slow_mode
 from nightbridge.gate.trend import standing
 from nightbridge.history.nightly_values import (
     BROKEN,
     NightRuns,
     arms_of,
-    changed_topology,
     fixed_band,
     good_runs_before,
     is_required,

@@ -1,8 +1,7 @@
-"""The suspects behind a bad verdict: the nights between which it began, and what changed there.
+"""The suspects: what is not the same in two runs of a series, of the last good night and of the one with the change.
 
-The night in which a verdict says "regressed" need not be the one in which it began: a small change is sure only after
-some nights. Where the history has a change point that began the present level of a metric that regressed, its range of
-start nights counts; else the last good run and the first bad one after it.
+By their rows: what is pinned, with the commits in between, the image, the nodes and the topology. By what the store
+still has of them: configuration and environment. (`trend` says which two nights these are.)
 
 The configuration is compared as the test requests it and as the run itself dumped it (`ConfigContainer.yaml`): a commit
 that changes a recipe's default changes only the latter. What carries a run's own name or commit differs always
@@ -10,35 +9,20 @@ and says nothing, so those are made the same first.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from nightbridge.errors import DamagedData, NightbridgeError
-from nightbridge.gate.decisions import Decision, as_decided
-from nightbridge.gate.trend import LevelChange, Trend, newest_facts, trends
 from nightbridge.harvest.manifest import load_record
-from nightbridge.history.nightly_values import changed_topology, good_runs_before, nights_of
 from nightbridge.history.reading import DUMPED
-from nightbridge.history.rows import HistoryRow, facts_of, good_for
+from nightbridge.history.rows import HistoryRow
 from nightbridge.launch.config_container import ConfigContainer, container_differences, load_yaml
 from nightbridge.launch.resources import variables_given
-from nightbridge.models import RangeCommit, RepositoryChange, RunRecord, Suspects, ValueChange, Verdict, VerdictStatus
+from nightbridge.models import RangeCommit, RepositoryChange, RunRecord, Suspects, ValueChange
 from nightbridge.models.series import NOT_IN_ARGUMENTS, NOT_IN_ENVIRONMENT, NOT_IN_OVERRIDES
 from nightbridge.store.object_store import ObjectStore
-
-NEEDS_SUSPECTS = frozenset(
-    {
-        VerdictStatus.REGRESSED,
-        VerdictStatus.SUSPICIOUS,
-        VerdictStatus.UNSTABLE,
-        VerdictStatus.IMPROVED,
-        VerdictStatus.FAILED,
-        VerdictStatus.SHORT,
-    }
-)
-"""Verdicts whose possible causes are listed."""
 
 _Change = TypeVar("_Change", bound=RepositoryChange)
 
@@ -49,30 +33,10 @@ CommitsBetween = Callable[[str, str, str], Sequence[RangeCommit]]
 """The commits of a repository (its URL) after one commit, up to another, oldest first."""
 
 
-def find_suspects(
-    store: ObjectStore,
-    verdict: Verdict,
-    rows: Sequence[HistoryRow],
-    commits_between: CommitsBetween,
-    decisions: Sequence[Decision] = (),
-) -> Suspects | None:
-    """What changed since the run was as it should be; None for a good run, and for one without a good one before it.
-
-    What cannot be found out is a note: a lost mirror or a pruned run is no reason to lose the verdict.
-
-    Args:
-        store: Where the runs are.
-        verdict: The verdict on the run.
-        rows: The history of its series, the run's own row among them.
-        commits_between: Lists commits from the mirror of a repository.
-        decisions: Users' decisions about the series: known changes are not suspects.
-    """
-    if verdict.status not in NEEDS_SUSPECTS:
-        return None
-    found = suspect_nights(verdict, rows, decisions)
-    if found is None:
-        return None
-    before, after = found
+def suspects_between(
+    store: ObjectStore, before: HistoryRow, after: HistoryRow, commits_between: CommitsBetween
+) -> Suspects:
+    """All that is not the same in two runs. What cannot be found out is a note: a mirror is lost, or a run pruned."""
     return Suspects(
         last_good=before.night,
         night=after.night,
@@ -83,30 +47,40 @@ def find_suspects(
     )
 
 
-def suspect_nights(
-    verdict: Verdict, rows: Sequence[HistoryRow], decisions: Sequence[Decision] = ()
-) -> tuple[HistoryRow, HistoryRow] | None:
-    """The last run that was certainly good, or accepted, and the last one with which the change may have begun."""
-    nights = [
-        as_decided(night.own, decisions) for night in nights_of(row for row in rows if row.night <= verdict.night)
-    ]
-    if not nights or nights[-1].night != verdict.night:
-        return None
-    regressed = set(verdict.worse)
-    if verdict.status is VerdictStatus.REGRESSED and regressed:
-        # What is worse since tonight has another cause than what was worse before.
-        facts = newest_facts(regressed, nights[:-1])
-        regressed = {metric for metric in regressed if facts_of([metric]) <= facts}
-        nights = [good_for(night, facts) for night in nights]
-    change = _change(verdict, regressed, rows, decisions)
-    if change is not None:
-        by_night = {row.night: row for row in nights}
-        return by_night[change.last_night_before], by_night[change.latest_night]
-    good = good_runs_before(verdict.night, nights)
-    if not good:
-        return None
-    bad = (row for row in nights if row.night > good[-1].night and row.verdict is verdict.status)
-    return good[-1], next(bad, nights[-1])
+class ChangedPin(RepositoryChange):
+    """What is not pinned the same before and after a change: a repository, the image, or the nodes, without a URL."""
+
+    url: str = ""
+
+
+def changed_pins(before: HistoryRow, after: HistoryRow) -> tuple[ChangedPin, ...]:
+    """What is not pinned the same in two runs, by their rows: repositories, image, nodes, and each of the topology."""
+    old, new = (
+        {
+            **{name: pin.commit for name, pin in row.pins.items()},
+            "Image": row.image_digest or row.image,
+            "Nodes": row.nodes,
+            **row.topology,
+        }
+        for row in (before, after)
+    )
+    urls = {name: pin.url for name, pin in after.pins.items()}
+    return tuple(
+        ChangedPin(name=name, before=old[name] or "–", after=value or "–", url=urls.get(name, ""))
+        for name, value in new.items()
+        if name in old and (old[name] or "–") != (value or "–")
+    )
+
+
+def changed_topology(before: HistoryRow, after: HistoryRow) -> tuple[str, ...]:
+    """What two runs do not have in common of their topology, `nodes 4 → 8`; what one does not know is no difference."""
+    if before.topology == after.topology:  # nearly always, and evaluated for each night of a history
+        return ()
+    return tuple(
+        f"{name} {before.topology[name] or 'none'} → {value or 'none'}"
+        for name, value in after.topology.items()
+        if before.topology.get(name, value) != value
+    )
 
 
 def repository_changes(
@@ -119,35 +93,10 @@ def repository_changes(
         for name, old, new in both
         if old.commit != new.commit
     )
-    return tuple(_named(change, url, commits_between) for change, url in changes)
+    return tuple(with_commits(change, url, commits_between) for change, url in changes)
 
 
-def with_commits(found: Sequence[Trend], commits_between: CommitsBetween) -> tuple[Trend, ...]:
-    """The trends with the commits that lie between the two pins of each change, newest first."""
-
-    def named(change: LevelChange) -> LevelChange:
-        suspects = (_named(pin, pin.url, commits_between) if pin.url else pin for pin in change.suspects)
-        return change.model_copy(update={"suspects": tuple(suspects)})
-
-    return tuple(trend.model_copy(update={"changes": tuple(map(named, trend.changes))}) for trend in found)
-
-
-def _change(
-    verdict: Verdict, regressed: Set[str], rows: Sequence[HistoryRow], decisions: Sequence[Decision]
-) -> LevelChange | None:
-    """The change that the verdict is about: of those that began the present levels of what regressed, the surest."""
-    if verdict.status is not VerdictStatus.REGRESSED:
-        return None
-    until = [row for row in rows if row.night <= verdict.night]
-    own = next((row for row in until if row.run_key == verdict.run_key), until[-1])
-    known = [row for row in until if not changed_topology(row, own)]
-    began = [
-        trend.ongoing for trend in trends(known, decisions=decisions) if trend.metric in regressed and trend.ongoing
-    ]
-    return min(began, key=lambda change: change.p_value, default=None)
-
-
-def _named(change: _Change, url_before: str, commits_between: CommitsBetween) -> _Change:
+def with_commits(change: _Change, url_before: str, commits_between: CommitsBetween) -> _Change:
     """The same with its commits, or with the reason why they are missing."""
     moved = f"the repository changed; before: {url_before}" if url_before != change.url else ""
     try:

@@ -4,20 +4,24 @@ The nights' values are those of `nightly_values`, without what control arms and 
 searched. Of a metric with several statistics, such as the median of the step times and their 5th percentile, the
 steadiest one is taken. Users' decisions about a change (`decisions`) are shown with it.
 
-The nights before also tell what of a verdict is news: a fault that stands since a week is none, its end is.
+The nights before also tell what of a verdict is news: a fault that stands since a week is none, its end is. And the
+night in which a verdict says "regressed" need not be the one in which it began: a small change is sure only after some
+nights. Where the history has a change point that began the present level of a metric that regressed, its range of start
+nights counts; else the last good run and the first bad one after it (`suspect_nights`).
 """
 
 import itertools
 import math
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 
 from nightbridge.gate.decisions import Decision, as_decided, decision_on, is_accepted, level_start
-from nightbridge.history.nightly_values import BROKEN, NightRuns, adjusted, night_values, nights_of
+from nightbridge.gate.suspects import ChangedPin, CommitsBetween, changed_pins, changed_topology, with_commits
+from nightbridge.history.nightly_values import BROKEN, NightRuns, adjusted, good_runs_before, night_values, nights_of
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, facts_of, good_for
 from nightbridge.models import (
     EXIT_CODES,
@@ -25,7 +29,6 @@ from nightbridge.models import (
     MetricName,
     Model,
     News,
-    RepositoryChange,
     Verdict,
     VerdictStatus,
 )
@@ -56,12 +59,6 @@ LONGEST = 200
 # as long as they hold none of these, for a missing module or file is known by its name.
 _BY_CHANCE = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{12,}\b|\d+(?:[.:,]\d+)*", re.IGNORECASE)
 _FOLDERS = re.compile(r"(?:/[\w.@#+-]+)+/")
-
-
-class ChangedPin(RepositoryChange):
-    """What is not pinned the same before and after a change: a repository, the image, or the nodes, without a URL."""
-
-    url: str = ""
 
 
 class LevelChange(Model):
@@ -317,7 +314,7 @@ def _trend(metric: Metric, nights: Sequence[NightRuns], decisions: Sequence[Deci
                 change=point.change,
                 worse=metric.worse(point.change),
                 p_value=point.p_value,
-                suspects=_changed_pins(last_before.own, latest.own),
+                suspects=changed_pins(last_before.own, latest.own),
                 decision=decision_on(decisions, metric.name, last_before.own.night, begin),
             )
         )
@@ -375,19 +372,52 @@ def first_night(point: "ChangePoint", nights: Sequence[NightRuns], values: Seque
     return first
 
 
-def _changed_pins(before: HistoryRow, after: HistoryRow) -> tuple[ChangedPin, ...]:
-    old, new = (
-        {
-            **{name: pin.commit for name, pin in row.pins.items()},
-            "Image": row.image_digest or row.image,
-            "Nodes": row.nodes,
-            **row.topology,
-        }
-        for row in (before, after)
-    )
-    urls = {name: pin.url for name, pin in after.pins.items()}
-    return tuple(
-        ChangedPin(name=name, before=old[name] or "–", after=value or "–", url=urls.get(name, ""))
-        for name, value in new.items()
-        if name in old and (old[name] or "–") != (value or "–")
-    )
+def suspect_nights(
+    verdict: Verdict, rows: Sequence[HistoryRow], decisions: Sequence[Decision] = ()
+) -> tuple[HistoryRow, HistoryRow] | None:
+    """The last run that was certainly good, or accepted, and the last one with which the change may have begun."""
+    nights = [
+        as_decided(night.own, decisions) for night in nights_of(row for row in rows if row.night <= verdict.night)
+    ]
+    if not nights or nights[-1].night != verdict.night:
+        return None
+    regressed = set(verdict.worse)
+    if verdict.status is VerdictStatus.REGRESSED and regressed:
+        # What is worse since tonight has another cause than what was worse before.
+        facts = newest_facts(regressed, nights[:-1])
+        regressed = {metric for metric in regressed if facts_of([metric]) <= facts}
+        nights = [good_for(night, facts) for night in nights]
+    change = _change(verdict, regressed, rows, decisions)
+    if change is not None:
+        by_night = {row.night: row for row in nights}
+        return by_night[change.last_night_before], by_night[change.latest_night]
+    good = good_runs_before(verdict.night, nights)
+    if not good:
+        return None
+    bad = (row for row in nights if row.night > good[-1].night and row.verdict is verdict.status)
+    return good[-1], next(bad, nights[-1])
+
+
+def trends_with_commits(found: Sequence[Trend], commits_between: CommitsBetween) -> tuple[Trend, ...]:
+    """The trends with the commits that lie between the two pins of each change, newest first."""
+
+    def named(change: LevelChange) -> LevelChange:
+        suspects = (with_commits(pin, pin.url, commits_between) if pin.url else pin for pin in change.suspects)
+        return change.model_copy(update={"suspects": tuple(suspects)})
+
+    return tuple(trend.model_copy(update={"changes": tuple(map(named, trend.changes))}) for trend in found)
+
+
+def _change(
+    verdict: Verdict, regressed: Set[str], rows: Sequence[HistoryRow], decisions: Sequence[Decision]
+) -> LevelChange | None:
+    """The change that the verdict is about: of those that began the present levels of what regressed, the surest."""
+    if verdict.status is not VerdictStatus.REGRESSED:
+        return None
+    until = [row for row in rows if row.night <= verdict.night]
+    own = next((row for row in until if row.run_key == verdict.run_key), until[-1])
+    known = [row for row in until if not changed_topology(row, own)]
+    began = [
+        trend.ongoing for trend in trends(known, decisions=decisions) if trend.metric in regressed and trend.ongoing
+    ]
+    return min(began, key=lambda change: change.p_value, default=None)

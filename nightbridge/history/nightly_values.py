@@ -99,17 +99,6 @@ def up_to(rows: Sequence[HistoryRow], night: str) -> tuple[HistoryRow, ...]:
     return tuple(row for row in rows if row.order <= last)
 
 
-def changed_topology(before: HistoryRow, after: HistoryRow) -> tuple[str, ...]:
-    """What two runs do not have in common of their topology, `nodes 4 → 8`; what one does not know is no difference."""
-    if before.topology == after.topology:  # nearly always, and evaluated for each night of a history
-        return ()
-    return tuple(
-        f"{name} {before.topology[name] or 'none'} → {value or 'none'}"
-        for name, value in after.topology.items()
-        if before.topology.get(name, value) != value
-    )
-
-
 def good_runs_before(night: str, history: Sequence[HistoryRow]) -> tuple[HistoryRow, ...]:
     """The runs that may make a baseline for a night, oldest first."""
     good = (row for row in history if row.night < night and is_good(row) and not row.resumed)

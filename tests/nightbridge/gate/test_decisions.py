@@ -29,9 +29,8 @@ from nightbridge.gate.decisions import (
 )
 from nightbridge.gate.judging import judge_again, judge_and_record
 from nightbridge.gate.run_verdict import compare
-from nightbridge.gate.suspects import suspect_nights
 from nightbridge.gate.tonight import Evidence
-from nightbridge.gate.trend import trends
+from nightbridge.gate.trend import suspect_nights, trends
 from nightbridge.history.history_store import put_row
 from nightbridge.history.reading import read_history
 from nightbridge.history.rows import HistoryRow, row_of

@@ -7,9 +7,8 @@ import pytest
 
 from nightbridge.gate.control_arm import arm_of
 from nightbridge.gate.run_verdict import compare
-from nightbridge.gate.suspects import suspect_nights
 from nightbridge.gate.tonight import Evidence
-from nightbridge.gate.trend import standing
+from nightbridge.gate.trend import standing, suspect_nights
 from nightbridge.history.nightly_values import NightRuns
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Arm, Outcome, ReferenceResult, RunRecord, Verdict, VerdictStatus

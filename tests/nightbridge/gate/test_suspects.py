@@ -11,9 +11,10 @@ import pytest
 
 from examples.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.errors import InvalidInput, PermanentError
+from nightbridge.gate.judging import find_suspects
 from nightbridge.gate.run_verdict import compare
-from nightbridge.gate.suspects import MAX_COMMITS, differences, find_suspects, suspect_nights, with_commits
-from nightbridge.gate.trend import trends
+from nightbridge.gate.suspects import MAX_COMMITS, differences
+from nightbridge.gate.trend import suspect_nights, trends, trends_with_commits
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.masking import MASK
 from nightbridge.models import (
@@ -350,7 +351,7 @@ class TestTrends:
             assert (url, before, after) == (rows[0].megatron_bridge.url, commit_of(14).commit, commit_of(15).commit)
             return commit_of(1), commit_of(2)
 
-        lines = trend_lines(with_commits(trends(rows), two_commits))
+        lines = trend_lines(trends_with_commits(trends(rows), two_commits))
 
         place = next(place for place, line in enumerate(lines) if "Megatron-Bridge:" in line)
         assert lines[place + 1 : place + 3] == (
@@ -361,7 +362,7 @@ class TestTrends:
     def test_a_workspace_without_the_mirror_says_so(self, nights: Nights, tmp_path: Path) -> None:
         _verdict, rows = nights([1.0] * 15 + [1.1] * 15)
 
-        lines = trend_lines(with_commits(trends(rows), partial(known_commits_between, Site(workspace=tmp_path))))
+        lines = trend_lines(trends_with_commits(trends(rows), partial(known_commits_between, Site(workspace=tmp_path))))
 
         assert any("this workspace has no mirror of it" in line for line in lines)
         assert list(tmp_path.iterdir()) == []
