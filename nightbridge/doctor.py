@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from nightbridge.errors import NightbridgeError, PermanentError
+from nightbridge.errors import NightbridgeError, PermanentError, TransientError
 from nightbridge.files import open_workspace
 from nightbridge.images.enroot import find_enroot
 from nightbridge.launch.launch_plan import check_workspace
 from nightbridge.models import Model, Site
-from nightbridge.nights.prefect_api import configured_server
+from nightbridge.nights.prefect_api import configured_server, prefect_home
 from nightbridge.repos.environments import is_base_ready
 from nightbridge.repos.git import git_version
 from nightbridge.secrets import named_secrets, resolve_secret
@@ -200,15 +200,22 @@ def _prefect_api() -> str:
 
     Raises:
         PermanentError: It is reached from other hosts, and takes whatever anybody sends; or it is older than this
-            host's Prefect, which may request what it does not know.
+            host's Prefect, which may request what it does not know; or Prefect has no folder that can be written.
+        TransientError: It does not answer.
     """
+    home = prefect_home()
+    there = next(folder for folder in (home, *home.parents) if os.path.exists(folder))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        advice = "Set PREFECT_HOME, or HOME, to a folder that can be written"
+        raise PermanentError("Prefect's folder cannot be written", subject=str(home), advice=advice)
     server = configured_server()
     if server is None:
         return "no server is configured: flows bring their own"
     try:
         is_open, version = server.is_open(), server.version()
     except (OSError, ValueError) as error:
-        return f"{server.host}: does not answer ({error})"
+        advice = "Start it, or unset PREFECT_API_URL to go without"
+        raise TransientError(f"does not answer ({error})", subject=server.host, advice=advice) from error
     if is_open and not server.host.startswith(("127.", "localhost", "[::1]")):
         raise PermanentError(
             "everybody who reaches it may start and change deployments",

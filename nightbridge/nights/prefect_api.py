@@ -93,9 +93,13 @@ def configured_server(environment: Mapping[str, str] = os.environ) -> PrefectSer
     return PrefectServer(url, login, certificates) if url.startswith(("http://", "https://")) else None
 
 
+def prefect_home(environment: Mapping[str, str] = os.environ) -> Path:
+    """The folder in which Prefect keeps its settings, its database and results."""
+    return Path(environment.get("PREFECT_HOME") or "~/.prefect").expanduser()
+
+
 def _profile(environment: Mapping[str, str]) -> Mapping[str, Any]:
-    home = Path(environment.get("PREFECT_HOME") or "~/.prefect").expanduser()
-    path = Path(environment.get("PREFECT_PROFILES_PATH") or home / "profiles.toml").expanduser()
+    path = Path(environment.get("PREFECT_PROFILES_PATH") or prefect_home(environment) / "profiles.toml").expanduser()
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
         profile = document["profiles"][environment.get("PREFECT_PROFILE") or document["active"]]

@@ -295,6 +295,29 @@ def test_a_prefect_server_that_is_older_than_this_host_s_prefect_is_bad(
     assert ("Upgrade the server first" in found.advice) is not healthy
 
 
+def test_a_configured_server_that_does_not_answer_is_bad_for_no_night_begins_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+
+    found = findings_of(Site(workspace=tmp_path / "workspace"))["Prefect API"]
+
+    assert not found.healthy
+    assert "does not answer" in found.what
+    assert found.advice == "Start it, or unset PREFECT_API_URL to go without"
+
+
+def test_a_folder_that_prefect_cannot_make_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "file" / "home" / ".prefect"))
+
+    found = findings_of(Site(workspace=tmp_path / "workspace"))["Prefect API"]
+
+    assert not found.healthy
+    assert "Prefect's folder cannot be written" in found.what
+    assert "Set PREFECT_HOME" in found.advice
+
+
 # --- folders and clocks ----------------------------------------------------------------------------------------------
 
 
