@@ -21,7 +21,7 @@ from omegaconf import BooleanNode, FloatNode, IntegerNode, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nightbridge.launch.config_schema import CONTAINER, ConfigSchema, released_schema
-from nightbridge.launch.flags import HEAD
+from nightbridge.launch.versions import HEAD
 
 WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     "int": (IntegerNode, "many"),

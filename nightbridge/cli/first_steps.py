@@ -209,8 +209,8 @@ def _family_of(recipe: str, version: str) -> str:
     """
     from difflib import get_close_matches
 
-    from nightbridge.launch.flags import version_of_ref
     from nightbridge.launch.shipped import released_recipes
+    from nightbridge.launch.versions import version_of_ref
 
     pinned = version_of_ref(version)
     families = released_recipes(pinned) if pinned else {}

@@ -27,8 +27,9 @@ from nightbridge.config.documents import Findings, KeyPath, Layered
 from nightbridge.config.schema import TestTable, check_table
 from nightbridge.errors import PermanentError
 from nightbridge.files import read_regular
-from nightbridge.launch.flags import expands, version_for_pin
+from nightbridge.launch.flags import expands
 from nightbridge.launch.resources import gpus_per_node, oversized_checkpoint
+from nightbridge.launch.versions import version_for_pin
 from nightbridge.models import (
     GOLDEN_LIMIT,
     HETERO_MIMO,

@@ -14,8 +14,9 @@ from nightbridge.config.cloudai_compat import AgentFields, TrainingReport
 from nightbridge.config.documents import ELSEWHERE, OTHER_NAMES, Findings, KeyPath, Layered, unknown_key, validated
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.config_schema import released_schema
-from nightbridge.launch.flags import CHOICES, HEAD, NO_EFFECT, TEST_FLAGS, Flag, FlagKind
+from nightbridge.launch.flags import CHOICES, NO_EFFECT, TEST_FLAGS, Flag, FlagKind
 from nightbridge.launch.hetero_arguments import HeteroArguments, Text
+from nightbridge.launch.versions import HEAD
 from nightbridge.models import Compat, GatePolicy, GitRepo, HarvestPolicy, Model, SweepPolicy
 
 IGNORED: Mapping[str, str] = {

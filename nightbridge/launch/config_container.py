@@ -15,7 +15,7 @@ from typing import Any
 from nightbridge.errors import InvalidInput
 from nightbridge.files import read_regular
 from nightbridge.launch.config_schema import ConfigSchema, hydra_value, released_schema
-from nightbridge.launch.flags import HEAD, V0_5_0
+from nightbridge.launch.versions import HEAD, V0_5_0
 from nightbridge.masking import MASK
 from nightbridge.models import Model
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import Field
 
-from nightbridge.launch.flags import Version, version_for_pin
-from nightbridge.launch.syntax import syntax_tree
+from nightbridge.launch import syntax_tree
+from nightbridge.launch.versions import Version, version_for_pin
 from nightbridge.models import Model
 
 CONTAINER = "megatron.bridge.training.config:ConfigContainer"

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from nightbridge.launch import syntax_tree
 from nightbridge.launch.config_schema import ANY, CONTAINER, ConfigClass, ConfigSchema, released_schema
-from nightbridge.launch.flags import Version
-from nightbridge.launch.syntax import syntax_tree
+from nightbridge.launch.versions import Version
 
 _CONTAINER_MODULE, _CONTAINER_NAME = CONTAINER.split(":")
 _SOURCE = Path("src")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.flags import FORMATS, HEAD, expands
+from nightbridge.launch.flags import FORMATS, expands
 from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, PASSED, Grids, grids_of, option_of_field
 from nightbridge.launch.parser_source import Option, ProgramParser, flags_in, newest_parser, read_parser
 from nightbridge.launch.resources import (
@@ -22,6 +22,7 @@ from nightbridge.launch.resources import (
     time_limit_seconds,
     variables_of,
 )
+from nightbridge.launch.versions import HEAD
 from nightbridge.models import (
     LAUNCHER_HOME,
     ClusterLimits,

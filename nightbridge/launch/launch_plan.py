@@ -21,14 +21,10 @@ from nightbridge.launch.flags import (
     FLAGS,
     FORMATS,
     TEST_FLAGS,
-    V0_3_0,
-    V0_5_0,
     KnownFlags,
-    Version,
     escaped,
     expands,
     known_in,
-    version_for_pin,
     why_unsafe,
     why_unsafe_escaped,
     why_unsafe_variable,
@@ -46,6 +42,7 @@ from nightbridge.launch.resources import (
     time_limit_seconds,
     variables_of,
 )
+from nightbridge.launch.versions import V0_3_0, V0_5_0, Version, version_for_pin
 from nightbridge.models import (
     LAUNCHER_HOME,
     Checkout,

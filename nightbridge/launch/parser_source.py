@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nightbridge.errors import InvalidInput
+from nightbridge.launch import syntax_tree
 from nightbridge.launch.config_source import ClassReader, Module, default_is, fields_of, keywords_of
 from nightbridge.launch.flags import Choices
-from nightbridge.launch.syntax import syntax_tree
 from nightbridge.models import Model, TestDefinition
 
 LAUNCHER = Path("scripts/performance/setup_experiment.py")

@@ -11,8 +11,9 @@ from functools import lru_cache
 from typing import Any
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.flags import GPUS_PER_NODE, LAUNCHER_TIME_LIMIT, Version, version_for_pin
+from nightbridge.launch.flags import GPUS_PER_NODE, LAUNCHER_TIME_LIMIT
 from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, grids_of
+from nightbridge.launch.versions import Version, version_for_pin
 from nightbridge.models import ClusterLimits, ClusterSettings, RunRecord, TestDefinition
 from nightbridge.models.series import DEFAULT_NUM_GPUS
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.syntax import syntax_tree
+from nightbridge.launch import syntax_tree
 
 _ASSIGNMENT = re.compile(r"\s*(?P<export>export\s+)?(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)", re.DOTALL)
 _ELEMENTS = re.compile(r'"?\$\{(?P<name>[A-Za-z_]\w*)\[[@*]\]\}"?|"?\$[@*]"?')

@@ -12,8 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from nightbridge.launch.flags import RELEASES, Version, version_for_pin
-from nightbridge.launch.syntax import syntax_tree
+from nightbridge.launch import syntax_tree
+from nightbridge.launch.versions import RELEASES, Version, version_for_pin
 from nightbridge.models import Model
 
 _PRESETS = Path("scripts/performance/configs")

@@ -12,8 +12,8 @@ from typing import Any
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.config_container import ConfigContainer, Difference, container_differences, with_overrides
 from nightbridge.launch.config_schema import ConfigSchema
-from nightbridge.launch.flags import Version, is_release
 from nightbridge.launch.resources import at_point, num_gpus
+from nightbridge.launch.versions import Version, is_release
 from nightbridge.models import (
     READING_RULE,
     Checkout,
@@ -28,8 +28,7 @@ from nightbridge.models import (
 )
 from nightbridge.rules import (
     cloudai,
-    config_container_extra,
-    config_container_runtime,
+    config_container_compute,
     config_container_training,
     hetero_rules,
     launcher,
@@ -80,10 +79,8 @@ The rules of the launcher and the site hold in both: no verdict of another tool 
 HETERO_RULES: RunRules = rules_in(site_rules, hetero_rules)
 """The rules of a heterogeneous-parallel test: the site's, and its own."""
 
-CONTAINER_RULES: tuple[Rule[ConfigContainer], ...] = rules_in(
-    config_container_training, config_container_runtime, config_container_extra
-)
-"""What Megatron-Bridge's own check of a configuration raises when the job starts, then what it lets through."""
+CONTAINER_RULES: tuple[Rule[ConfigContainer], ...] = rules_in(config_container_compute, config_container_training)
+"""What Megatron-Bridge's own check of a configuration raises when the job starts, and what it lets through."""
 
 
 def rules_of(test: TestDefinition) -> RunRules:

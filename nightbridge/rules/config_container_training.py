@@ -1,34 +1,42 @@
-"""How a `ConfigContainer.yaml` trains: sizes, batches, duration, data and schedule, as Megatron-Bridge validates them.
+"""What a `ConfigContainer.yaml` trains on, for how long, and what it writes: batches, data, schedule, checkpoints.
 
-The rules follow its own `validate()` and `finalize()`, which raise when the job starts. Left out is what needs the
-cluster's files, its GPUs or its packages.
+As in `config_container_compute`, the rules are those of Megatron-Bridge's own check, and for what it lets through.
 """
 
 import math
 from collections.abc import Iterator, Mapping
 
 from nightbridge.launch.config_container import SIZES, ConfigContainer
+from nightbridge.rules.config_container_compute import UNCHECKED, VALIDATE, uses_fsdp
 from nightbridge.rules.rule import rule
 
-VALIDATE = "Megatron-Bridge: ConfigContainer.validate() and finalize() in training/config.py at 067f987d (main)"
+_TYPES = "Megatron-Bridge: ConfigContainer of training/config.py, and what it leads to, at 067f987d (main)"
 SCHEDULE = ("train.train_iters", "train.train_samples", "scheduler")
 
-_SFT = frozenset({"GPTSFTDatasetConfig", "DirectHFSFTDatasetConfig", "EnergonDatasetConfig", "MockVLMSFTDatasetConfig"})
-_COLLATED = _SFT - {"GPTSFTDatasetConfig"}
+
+@rule("container-types", _TYPES, ("model", "train", "optimizer", "scheduler", "dataset"))
+def _types(c: ConfigContainer) -> Iterator[str]:
+    """A value of another type fails where it is first used, or trains something else."""
+    yield from c.wrong_types()
 
 
-@rule("container-world-size", VALIDATE, SIZES)
-def _world_divides(c: ConfigContainer) -> Iterator[str]:
-    """Training and evaluation both divide the GPUs into model-parallel groups."""
-    size = c.model_parallel_size
-    if c.world_size is not None and c.world_size % size:
-        yield f"{c.world_size} GPUs are not a multiple of TP * PP * CP = {size}; change one of them"
-    context = c.integer("dist.eval_context_parallel_size")
-    if c.world_size is None or not context or context < 0:
-        return
-    size = size // c.size("context_parallel_size") * context
-    if c.world_size % size:
-        yield f"{c.world_size} GPUs are not a multiple of TP * PP * eval_context_parallel_size = {size}; change one"
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+@rule("container-train-batch", UNCHECKED, ("train", *SIZES))
+def _train_batch(c: ConfigContainer) -> Iterator[str]:
+    """The micro-batch calculator fails on it, when training starts."""
+    total = c.integer("train.global_batch_size")
+    micro = c.integer("train.micro_batch_size")
+    for name, size in (("global", total), ("micro", micro)):
+        if size is None and c.integer(f"validation.eval_{name}_batch_size") is not None:
+            yield f"train.{name}_batch_size is not set; write it"
+    parallel = c.data_parallel_size
+    if total and micro and parallel and total % (micro * parallel):
+        yield (
+            f"global_batch_size {total} is not a multiple of micro_batch_size {micro} * data parallel size {parallel} "
+            f"= {micro * parallel}; use {max(total // (micro * parallel), 1) * micro * parallel}"
+        )
 
 
 @rule("container-eval-batch", VALIDATE, ("validation", "train.global_batch_size", *SIZES))
@@ -50,7 +58,7 @@ def _eval_batch(c: ConfigContainer) -> Iterator[str]:
         )
 
 
-# --- how long it trains ----------------------------------------------------------------------------------------------
+# --- how long it trains -----------------------------------------------------------------------------------------------
 
 
 @rule("container-duration", VALIDATE, ("train",))
@@ -73,6 +81,13 @@ def _one_duration(c: ConfigContainer) -> Iterator[str]:
         yield f"train.num_epochs {number:g} must be positive"
 
 
+@rule("container-no-training", UNCHECKED, ("train.train_iters",))
+def _no_training(c: ConfigContainer) -> Iterator[str]:
+    """The job succeeds without a step."""
+    if c.integer("train.train_iters") == 0:
+        yield "train.train_iters is 0: the run would end immediately; write a number of iterations"
+
+
 @rule("container-epochs", VALIDATE, ("train.num_epochs", "dataset"))
 def _epochs(c: ConfigContainer) -> Iterator[str]:
     """Epochs are counted for finite fine-tuning data sets only."""
@@ -84,7 +99,9 @@ def _epochs(c: ConfigContainer) -> Iterator[str]:
         yield 'train.num_epochs needs dataset.dataloader_type = "batch"'
 
 
-# --- datasets and packing --------------------------------------------------------------------------------------------
+# --- datasets and packing ---------------------------------------------------------------------------------------------
+_SFT = frozenset({"GPTSFTDatasetConfig", "DirectHFSFTDatasetConfig", "EnergonDatasetConfig", "MockVLMSFTDatasetConfig"})
+_COLLATED = _SFT - {"GPTSFTDatasetConfig"}
 
 
 @rule("container-packing", VALIDATE, ("dataset", "train.micro_batch_size"))
@@ -150,9 +167,6 @@ def _energon(c: ConfigContainer) -> Iterator[str]:
     yield from (f"Energon's own packing needs {need}" for need, is_broken in broken.items() if is_broken)
 
 
-# --- sequences and context parallelism -------------------------------------------------------------------------------
-
-
 @rule("container-collate-padding", VALIDATE, ("dataset.seq_length", *SIZES))
 def _collate_padding(c: ConfigContainer) -> Iterator[str]:
     """Batches are padded to this multiple, so that every rank gets equal parts."""
@@ -165,6 +179,20 @@ def _collate_padding(c: ConfigContainer) -> Iterator[str]:
     multiple = math.lcm(*parts, *(size * tensor for size in contexts if tensor > 1))
     if length % multiple:
         yield f"dataset.seq_length {length} is not a multiple of {multiple}, which context and sequence parallel need"
+
+
+@rule("container-data-switches", VALIDATE, ("dataset",))
+def _data_switches(c: ConfigContainer) -> Iterator[str]:
+    """The data set treats an unset switch as an error, since each choice changes the loss."""
+    if c.kind("dataset") not in ("GPTDatasetConfig", "GPTFIMDatasetConfig", "MockGPTDatasetConfig"):
+        return
+    dataset = c.value("dataset")
+    for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
+        if isinstance(dataset, Mapping) and name in dataset and dataset[name] is None:
+            yield f"dataset.{name} must be true or false"
+
+
+# --- sequences and context parallelism --------------------------------------------------------------------------------
 
 
 @rule("container-sequence-length", VALIDATE, ("model.seq_length", "dataset.seq_length"))
@@ -194,29 +222,7 @@ def _context_loss(c: ConfigContainer) -> Iterator[str]:
         yield "fine-tuning with context_parallel_size > 1 needs ddp.average_in_collective = false"
 
 
-@rule("container-context-communication", VALIDATE, ("model.cp_comm_type", "model.context_parallel_size"))
-def _context_communication(c: ConfigContainer) -> Iterator[str]:
-    """Communication is chosen for each layer, and a hierarchy must cover the ranks exactly."""
-    kinds, sizes = c.value("model.cp_comm_type"), c.value("model.hierarchical_context_parallel_sizes")
-    context, layers = c.size("context_parallel_size"), c.integer("model.num_layers")
-    if context > 1 and isinstance(kinds, list) and len(kinds) != layers:
-        yield f"model.cp_comm_type has {len(kinds)} entries for {layers} layers; write one for each, or one text"
-    if context > 1 and kinds is not None and not isinstance(kinds, list | str):
-        yield f"model.cp_comm_type {kinds!r} must be a text, or a list of one for each layer"
-    named = kinds if isinstance(kinds, list) else [kinds or "p2p"]
-    if any("a2a+p2p" in str(kind) for kind in named) and sizes is None:
-        yield (
-            "model.cp_comm_type a2a+p2p without hierarchical_context_parallel_sizes turns context parallelism off: "
-            "fast, and trains something else; write the sizes"
-        )
-    numbers = isinstance(sizes, list) and all(isinstance(size, int) for size in sizes)
-    if sizes is not None and not numbers:
-        yield f"hierarchical_context_parallel_sizes {sizes} must be a list of whole numbers"
-    elif sizes is not None and math.prod(sizes) != context:
-        yield f"hierarchical_context_parallel_sizes {sizes} multiply to {math.prod(sizes)}, not to {context}; fix them"
-
-
-# --- the learning-rate schedule --------------------------------------------------------------------------------------
+# --- the learning-rate schedule ---------------------------------------------------------------------------------------
 
 
 def _written(c: ConfigContainer, *names: str) -> list[str]:
@@ -280,8 +286,130 @@ def _schedule_length(c: ConfigContainer) -> Iterator[str]:
         yield f"{name} {decay}: the learning rate needs at least one step to decay"
 
 
+@rule("container-long-warmup", UNCHECKED, SCHEDULE, "warning")
+def _long_warmup(c: ConfigContainer) -> Iterator[str]:
+    """Megatron-Bridge truncates the warm-up with a warning that is easily missed."""
+    unit = "samples" if c.value("train.train_samples") is not None else "iters"
+    warmup = c.integer(f"scheduler.lr_warmup_{unit}") or 0
+    decay = (
+        c.integer("scheduler.max_steps") or c.integer(f"scheduler.lr_decay_{unit}") or c.integer(f"train.train_{unit}")
+    )
+    if decay and warmup >= decay:
+        yield f"the warm-up of {warmup} {unit} is as long as the decay of {decay}, and is truncated; shorten it"
+
+
 @rule("container-schedule-override", VALIDATE, ("scheduler",))
 def _schedule_override(c: ConfigContainer) -> Iterator[str]:
     """The scheduler's state comes from the configuration or from the checkpoint."""
     if c.is_on("scheduler.override_opt_param_scheduler") and c.is_on("scheduler.use_checkpoint_opt_param_scheduler"):
         yield "scheduler takes its values from the checkpoint and overrides them; switch one off"
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+_DISTRIBUTED_FORMATS = ("torch_dist", "fsdp_dtensor")
+_EXPORT_SOURCES = ("checkpoint.hf_source_path", "model.hf_model_id", "tokenizer.tokenizer_model")
+
+
+@rule("container-checkpoint-format", VALIDATE, ("checkpoint", "dist", "ddp"))
+def _checkpoint_format(c: ConfigContainer) -> Iterator[str]:
+    """Each checkpoint format is written by one kind of sharding."""
+    form = c.value("checkpoint.ckpt_format")
+    used = c.value("checkpoint.save") is not None or c.value("checkpoint.load") is not None
+    if used and form == "fsdp_dtensor" and (not uses_fsdp(c) or c.is_on("dist.use_torch_fsdp2")):
+        yield "checkpoint.ckpt_format fsdp_dtensor needs ddp.use_megatron_fsdp = true; use torch_dist"
+    distributed = c.is_on("optimizer.use_distributed_optimizer")
+    if not c.is_on("dist.use_gloo_process_groups") and distributed and form not in _DISTRIBUTED_FORMATS:
+        yield f"checkpoint.ckpt_format {form} needs dist.use_gloo_process_groups = true; use torch_dist"
+
+
+@rule("container-async-save", VALIDATE, ("checkpoint",))
+def _asynchronous(c: ConfigContainer) -> Iterator[str]:
+    """Asynchronous saves are made by a persistent worker, for distributed formats only."""
+    if not c.is_on("checkpoint.async_save"):
+        return
+    if c.value("checkpoint.ckpt_format") not in _DISTRIBUTED_FORMATS:
+        yield "checkpoint.async_save needs ckpt_format torch_dist or fsdp_dtensor"
+    if c.value("checkpoint.save") is None:
+        yield "checkpoint.async_save needs checkpoint.save; write where to"
+    if not c.is_on("checkpoint.use_persistent_ckpt_worker"):
+        yield "checkpoint.async_save needs use_persistent_ckpt_worker = true"
+
+
+@rule("container-checkpoint-loading", VALIDATE, ("checkpoint", "peft"))
+def _checkpoint_loading(c: ConfigContainer) -> Iterator[str]:
+    """Contradictory instructions about what is loaded from a checkpoint, and from where."""
+    if c.is_on("checkpoint.load_main_params_from_ckpt") and c.is_on("checkpoint.load_optim"):
+        yield "checkpoint.load_main_params_from_ckpt needs load_optim = false"
+    if c.value("checkpoint.ckpt_step") is not None and c.value("checkpoint.load") is None:
+        yield "checkpoint.ckpt_step needs checkpoint.load; write where from"
+    memory = c.is_on("checkpoint.distrib_optim_fully_reshardable_mem_efficient")
+    if c.is_on("checkpoint.dist_ckpt_optim_fully_reshardable") and memory:
+        yield "checkpoint.dist_ckpt_optim_fully_reshardable excludes distrib_optim_fully_reshardable_mem_efficient"
+    if c.value("peft") is not None and c.value("checkpoint.pretrained_checkpoint") is None:
+        yield "peft needs checkpoint.pretrained_checkpoint; write it"
+
+
+@rule("container-hf-export", VALIDATE, ("checkpoint",))
+def _export(c: ConfigContainer) -> Iterator[str]:
+    """The export needs the model's Hugging Face configuration and whole, global weights."""
+    if not c.is_on("checkpoint.also_save_hf_checkpoint"):
+        return
+    if c.value("checkpoint.ckpt_format") == "fsdp_dtensor":
+        yield "checkpoint.also_save_hf_checkpoint excludes ckpt_format fsdp_dtensor; use torch_dist"
+    if not any(c.value(name) for name in _EXPORT_SOURCES):
+        yield f"checkpoint.also_save_hf_checkpoint needs to know the model: write one of {', '.join(_EXPORT_SOURCES)}"
+    if c.value("checkpoint.non_persistent_ckpt_type") == "local":
+        yield "checkpoint.also_save_hf_checkpoint excludes local non-persistent checkpoints; use global ones"
+
+
+@rule("container-intervals", UNCHECKED, ("checkpoint.save_interval", "dataset.num_workers"))
+def _intervals(c: ConfigContainer) -> Iterator[str]:
+    """It fails at the first save, or in the first worker of the loader."""
+    interval = c.integer("checkpoint.save_interval")
+    if interval is not None and interval < 1:
+        yield f"checkpoint.save_interval {interval} must be at least 1; write null to save none"
+    workers = c.integer("dataset.num_workers")
+    if workers is not None and workers < 0:
+        yield f"dataset.num_workers {workers} must not be negative"
+
+
+# --- profiles and logs ------------------------------------------------------------------------------------------------
+
+
+@rule("container-profilers", VALIDATE, ("profiling",))
+def _profilers(c: ConfigContainer) -> Iterator[str]:
+    """Two profilers slow each other down; a window that ends before it starts profiles nothing."""
+    if c.value("profiling") is None:
+        return
+    if c.is_on("profiling.use_pytorch_profiler") and c.is_on("profiling.use_nsys_profiler"):
+        yield "profiling.use_pytorch_profiler and use_nsys_profiler are both on; keep one"
+    start, end = c.integer("profiling.profile_step_start") or 0, c.integer("profiling.profile_step_end") or 0
+    if not 0 <= start <= end:
+        yield (
+            f"profiling from step {start} to {end} is not a valid window; "
+            "write 0 <= profile_step_start <= profile_step_end"
+        )
+
+
+@rule("container-loggers", VALIDATE, ("logger",))
+def _loggers(c: ConfigContainer) -> Iterator[str]:
+    """The logging service files a run under a project and a name."""
+    for name, needed in (("mlflow_experiment", "mlflow_run_name"), ("comet_project", "comet_experiment_name")):
+        if c.value(f"logger.{name}") and not c.value(f"logger.{needed}"):
+            yield f"logger.{name} needs logger.{needed}; write it"
+
+
+@rule("container-stragglers", VALIDATE, ("nvrx_straggler",))
+def _stragglers(c: ConfigContainer) -> Iterator[str]:
+    """Straggler detection needs something to compare, and a threshold between 0 and 1."""
+    if not c.is_on("nvrx_straggler.enabled"):
+        return
+    if not (c.is_on("nvrx_straggler.calc_relative_gpu_perf") or c.is_on("nvrx_straggler.calc_individual_gpu_perf")):
+        yield "nvrx_straggler has nothing to compare; switch calc_relative_gpu_perf or calc_individual_gpu_perf on"
+    interval = c.number("nvrx_straggler.report_time_interval")
+    if interval is not None and interval <= 0:
+        yield f"nvrx_straggler.report_time_interval {interval:g} must be positive"
+    for name in ("gpu_relative_perf_threshold", "gpu_individual_perf_threshold"):
+        threshold = c.number(f"nvrx_straggler.{name}")
+        if threshold is not None and not 0 <= threshold <= 1:
+            yield f"nvrx_straggler.{name} {threshold:g} is not a share; write 0 to 1"

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.flags import HEAD
 from nightbridge.launch.hetero import PROGRAMS, STANDALONE, hetero_plan, option_of, program_arguments, taken_options
 from nightbridge.launch.hetero_arguments import DEFAULT_GPUS_PER_NODE, ProcessGrid, grids_of
 from nightbridge.launch.parser_source import newest_parser
 from nightbridge.launch.resources import gpus_per_node
+from nightbridge.launch.versions import HEAD
 from nightbridge.models import ClusterLimits, Image, RunSpec, Site
 from nightbridge.rules import launcher
 from nightbridge.rules.rule import RuleContext, cmd_args, is_local, rule

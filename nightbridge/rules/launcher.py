@@ -10,18 +10,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from nightbridge.launch.config_schema import ConfigSchema, unreadable
-from nightbridge.launch.flags import (
-    RELEASES,
-    SPELLINGS,
-    V0_6_0,
-    is_release,
-    text_of,
-    version_of_ref,
-)
+from nightbridge.launch.flags import SPELLINGS, text_of
 from nightbridge.launch.launch_plan import RECIPE_STEPS, WANDB, unknown_flags, unsafe_values, wandb_text, wrong_choices
 from nightbridge.launch.parser_source import launcher_of
 from nightbridge.launch.resources import oversized_checkpoint, parameters_of, resumed_from, trains_adapters
 from nightbridge.launch.shipped import pinned_recipes, released_recipes
+from nightbridge.launch.versions import RELEASES, V0_6_0, is_release, version_of_ref
 from nightbridge.models import HarvestPolicy, TestDefinition
 from nightbridge.models.series import DEFAULTS
 from nightbridge.rules.required import has_performance_recipe, is_given

@@ -8,7 +8,8 @@ whole layer.
 import math
 from collections.abc import Iterator, Mapping
 
-from nightbridge.launch.flags import V0_4_2, V0_5_0, V0_6_0, Version, items_of
+from nightbridge.launch.flags import items_of
+from nightbridge.launch.versions import V0_4_2, V0_5_0, V0_6_0, Version
 from nightbridge.rules.cloudai import DEEPSEEK_STAGES
 from nightbridge.rules.required import has_performance_recipe
 from nightbridge.rules.rule import NO_GRAPHS, PARALLEL, RuleContext, cmd_args, rule

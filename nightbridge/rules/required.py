@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from nightbridge.launch.flags import V0_4_0, V0_5_0, V0_6_0, Version
+from nightbridge.launch.versions import V0_4_0, V0_5_0, V0_6_0, Version
 from nightbridge.models.series import DEFAULT_NUM_GPUS, DEFAULTS
 from nightbridge.rules.rule import OLDEST, RuleContext, cmd_args, is_local, rule
 

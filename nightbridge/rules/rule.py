@@ -22,10 +22,11 @@ from typing import Any, Generic, Literal, TypeVar
 from nightbridge.launch.config_container import ConfigContainer
 from nightbridge.launch.config_schema import ConfigSchema, released_schema
 from nightbridge.launch.config_source import read_schema
-from nightbridge.launch.flags import HEAD, KnownFlags, Version, items_of, known_in, version_for_pin
+from nightbridge.launch.flags import KnownFlags, items_of, known_in
 from nightbridge.launch.launch_plan import launcher_version
 from nightbridge.launch.parser_source import known_flags, launcher_of
 from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus
+from nightbridge.launch.versions import HEAD, Version, version_for_pin
 from nightbridge.models import Checkout, ClusterLimits, Severity, TestDefinition, Violation
 
 Need = Literal["nothing", "limits", "checkout"]

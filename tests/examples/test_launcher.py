@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.launch.flags import CHOICES, FLAGS, HEAD, choices_of, escaped
+from nightbridge.launch.flags import CHOICES, FLAGS, choices_of, escaped
 from nightbridge.launch.parser_source import known_flags
+from nightbridge.launch.versions import HEAD
 from nightbridge.models import CheckpointState, ClusterSettings, JobState
 from nightbridge.outputs.checkpoints import find_checkpoints
 from nightbridge.outputs.logs import read_logs

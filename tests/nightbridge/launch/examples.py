@@ -10,8 +10,9 @@ from pathlib import Path
 from nightbridge.config.documents import parse_document
 from nightbridge.config.scenarios import load, runs, scenario_of
 from nightbridge.config.toml_writer import toml_value
-from nightbridge.launch.flags import FLAGS, Flag, FlagKind, Version, choices_of, version_for_pin
+from nightbridge.launch.flags import FLAGS, Flag, FlagKind, choices_of
 from nightbridge.launch.launch_plan import placeholder_plan
+from nightbridge.launch.versions import Version, version_for_pin
 from nightbridge.models import ClusterSettings, Scenario, Site
 
 VERSIONS = ("v0.3.0", "v0.4.0", "v0.5.0", "v0.6.0", "main")

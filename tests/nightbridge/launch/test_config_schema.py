@@ -7,7 +7,7 @@ import pytest
 
 from nightbridge.launch.config_schema import ConfigSchema, released_schema
 from nightbridge.launch.config_source import read_schema
-from nightbridge.launch.flags import HEAD, Version
+from nightbridge.launch.versions import HEAD, Version
 
 RELEASES = [Version(0, 3), Version(0, 3, 1), Version(0, 4), Version(0, 4, 2), Version(0, 5), Version(0, 6), HEAD]
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from nightbridge.launch.flags import FLAGS, version_for_pin
+from nightbridge.launch.flags import FLAGS
+from nightbridge.launch.versions import version_for_pin
 from tests.nightbridge.launch.dry_runs import recorded
 from tests.nightbridge.launch.examples import EXAMPLES, VERSIONS, argv_of
 

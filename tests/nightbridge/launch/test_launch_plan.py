@@ -11,9 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from nightbridge.errors import InvalidInput
-from nightbridge.launch.flags import Version, escaped, known_in, why_unsafe, why_unsafe_escaped
+from nightbridge.launch.flags import escaped, known_in, why_unsafe, why_unsafe_escaped
 from nightbridge.launch.launch_plan import make_launch_plan, placeholder_plan
 from nightbridge.launch.parser_source import PARSER
+from nightbridge.launch.versions import Version
 from nightbridge.models import (
     Checkout,
     ClusterLimits,

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.launch import parser_source
-from nightbridge.launch.syntax import syntax_tree
+from nightbridge.launch import parser_source, syntax_tree
 
 SECONDS = 2.0
 """`ast.parse` of Python 3.11.7 raises a SystemError several times in each of them."""

@@ -1,0 +1,462 @@
+"""How a `ConfigContainer.yaml` computes: parallelism, FSDP, precision, CUDA graphs, recomputation, offloading.
+
+The rules follow Megatron-Bridge's own `validate()` and `finalize()`, which raise when the job starts, and find what
+that check lets through although the job then fails or misleads. A rule's source says which. Left out is what needs the
+cluster's files, its GPUs or its packages.
+"""
+
+import difflib
+import json
+import math
+from collections.abc import Iterator, Mapping
+
+from nightbridge.launch.config_container import SIZES, ConfigContainer
+from nightbridge.rules.rule import rule
+
+VALIDATE = "Megatron-Bridge: ConfigContainer.validate() and finalize() in training/config.py at 067f987d (main)"
+UNCHECKED = "Megatron-Core: what validate() of training/config.py at 067f987d (main) lets through, found by running it"
+_PRECISION = "Megatron-Bridge: training/mixed_precision.py at 067f987d (main)"
+_GRAPHS = "Megatron-Bridge: utils/cuda_graph.py, from 51885cf1 (v0.6.0) to 067f987d (main of August 2026)"
+_CORE_GRAPHS = (
+    "Megatron-Core: transformer/transformer_config.py and Megatron-LM: training/models/gpt.py at 2a75ac12 (main)"
+)
+_SWITCHES = (
+    "Megatron-Core: transformer/transformer_config.py at 2a75ac12 (main), found by turning each switch of a dump over"
+)
+
+
+# --- sizes and parallelism --------------------------------------------------------------------------------------------
+
+
+@rule("container-world-size", VALIDATE, SIZES)
+def _world_divides(c: ConfigContainer) -> Iterator[str]:
+    """Training and evaluation both divide the GPUs into model-parallel groups."""
+    size = c.model_parallel_size
+    if c.world_size is not None and c.world_size % size:
+        yield f"{c.world_size} GPUs are not a multiple of TP * PP * CP = {size}; change one of them"
+    context = c.integer("dist.eval_context_parallel_size")
+    if c.world_size is None or not context or context < 0:
+        return
+    size = size // c.size("context_parallel_size") * context
+    if c.world_size % size:
+        yield f"{c.world_size} GPUs are not a multiple of TP * PP * eval_context_parallel_size = {size}; change one"
+
+
+@rule("container-layers", UNCHECKED, ("model.num_layers", "model.pipeline_model_parallel_size"))
+def _layers(c: ConfigContainer) -> Iterator[str]:
+    """Megatron-Core fails on it, when the model is built."""
+    layers, stages = c.integer("model.num_layers"), c.size("pipeline_model_parallel_size")
+    virtual = c.size("virtual_pipeline_model_parallel_size")
+    uneven = (
+        "pipeline_model_parallel_layout",
+        "num_layers_in_first_pipeline_stage",
+        "num_layers_in_last_pipeline_stage",
+    )
+    counted = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+    if layers is None or any(c.is_on(f"model.{name}") for name in (*uneven, *counted)):
+        return
+    if layers % (stages * virtual):
+        yield f"model.num_layers {layers} is not a multiple of the pipeline's {stages * virtual} stages; write a layout"
+
+
+@rule("container-heads", UNCHECKED, ("model.num_attention_heads", "model.tensor_model_parallel_size"))
+def _heads(c: ConfigContainer) -> Iterator[str]:
+    """Tensor parallelism splits attention by heads."""
+    tensor = c.size("tensor_model_parallel_size")
+    for name in ("num_attention_heads", "num_query_groups"):
+        heads = c.integer(f"model.{name}")
+        if heads and heads % tensor and (name == "num_attention_heads" or tensor % heads):
+            yield f"model.{name} {heads} is not a multiple of tensor_model_parallel_size {tensor}; change one"
+
+
+@rule("container-experts", UNCHECKED, ("model.num_moe_experts", "model.expert_model_parallel_size"))
+def _experts(c: ConfigContainer) -> Iterator[str]:
+    """Expert parallelism gives each rank the same whole number of experts."""
+    experts, parallel = c.integer("model.num_moe_experts"), c.size("expert_model_parallel_size")
+    if parallel > 1 and not experts:
+        yield f"model.expert_model_parallel_size {parallel} needs a model with experts; write 1"
+    elif experts and experts % parallel:
+        yield f"model.num_moe_experts {experts} is not a multiple of expert_model_parallel_size {parallel}; change one"
+
+
+@rule("container-pipeline-type", UNCHECKED, ("model.pipeline_dtype", "model.pipeline_model_parallel_size"))
+def _pipeline_type(c: ConfigContainer) -> Iterator[str]:
+    """The stages of a pipeline cannot exchange activations of an unknown type."""
+    # A recipe of mixed precision that is only named sets the type when the job starts.
+    named = isinstance(c.value("mixed_precision"), str)
+    known = named or c.dtype("model.pipeline_dtype") or c.dtype("mixed_precision.pipeline_dtype")
+    if c.size("pipeline_model_parallel_size") > 1 and not known:
+        yield "a pipeline needs the dtype of the tensors between its stages: write model.pipeline_dtype"
+
+
+@rule(
+    "container-sequence-parallel",
+    UNCHECKED,
+    ("model.sequence_parallel", "model.tensor_model_parallel_size"),
+    "warning",
+)
+def _sequence_parallel(c: ConfigContainer) -> Iterator[str]:
+    """It silently does nothing, and a comparison would be of two equal runs."""
+    if c.is_on("model.sequence_parallel") and c.size("tensor_model_parallel_size") == 1:
+        yield "model.sequence_parallel does nothing with tensor_model_parallel_size 1; switch it off"
+
+
+_COUNTS = (
+    *(*SIZES, "model.expert_model_parallel_size", "model.expert_tensor_parallel_size"),
+    *("model.virtual_pipeline_model_parallel_size", "train.micro_batch_size", "train.global_batch_size"),
+)
+_RATES = ("optimizer.lr", "optimizer.min_lr")
+
+
+@rule("container-positive", UNCHECKED, (*_COUNTS, *_RATES))
+def _positive(c: ConfigContainer) -> Iterator[str]:
+    """The job divides by zero as it starts, or trains to losses that are no numbers."""
+    for path in _COUNTS:
+        count = c.integer(path)
+        if count is not None and count < 1:
+            yield f"{path} {count} must be at least 1; write one, or null where there is none"
+    for path in _RATES:
+        rate = c.number(path)
+        if rate is not None and not math.isfinite(rate):
+            yield f"{path} {rate} must be a finite number; write one"
+
+
+@rule("container-context-communication", VALIDATE, ("model.cp_comm_type", "model.context_parallel_size"))
+def _context_communication(c: ConfigContainer) -> Iterator[str]:
+    """Communication is chosen for each layer, and a hierarchy must cover the ranks exactly."""
+    kinds, sizes = c.value("model.cp_comm_type"), c.value("model.hierarchical_context_parallel_sizes")
+    context, layers = c.size("context_parallel_size"), c.integer("model.num_layers")
+    if context > 1 and isinstance(kinds, list) and len(kinds) != layers:
+        yield f"model.cp_comm_type has {len(kinds)} entries for {layers} layers; write one for each, or one text"
+    if context > 1 and kinds is not None and not isinstance(kinds, list | str):
+        yield f"model.cp_comm_type {kinds!r} must be a text, or a list of one for each layer"
+    named = kinds if isinstance(kinds, list) else [kinds or "p2p"]
+    if any("a2a+p2p" in str(kind) for kind in named) and sizes is None:
+        yield (
+            "model.cp_comm_type a2a+p2p without hierarchical_context_parallel_sizes turns context parallelism off: "
+            "fast, and trains something else; write the sizes"
+        )
+    numbers = isinstance(sizes, list) and all(isinstance(size, int) for size in sizes)
+    if sizes is not None and not numbers:
+        yield f"hierarchical_context_parallel_sizes {sizes} must be a list of whole numbers"
+    elif sizes is not None and math.prod(sizes) != context:
+        yield f"hierarchical_context_parallel_sizes {sizes} multiply to {math.prod(sizes)}, not to {context}; fix them"
+
+
+@rule("container-process-groups", VALIDATE, ("dist",))
+def _process_groups(c: ConfigContainer) -> Iterator[str]:
+    """Gloo groups are made by the global registry that decentralised groups replace."""
+    if c.is_on("dist.use_decentralized_pg") and c.is_on("dist.use_gloo_process_groups"):
+        yield "dist.use_decentralized_pg excludes dist.use_gloo_process_groups; switch one off"
+
+
+# --- FSDP -------------------------------------------------------------------------------------------------------------
+
+
+def uses_fsdp(c: ConfigContainer) -> bool:
+    """Whether Megatron FSDP shards the model."""
+    return c.is_on("dist.use_megatron_fsdp") or c.is_on("ddp.use_megatron_fsdp")
+
+
+@rule("container-fsdp-choice", VALIDATE, ("dist",))
+def _fsdp_choice(c: ConfigContainer) -> Iterator[str]:
+    """Both shard the same parameters."""
+    if c.is_on("dist.use_megatron_fsdp") and c.is_on("dist.use_torch_fsdp2"):
+        yield "dist.use_megatron_fsdp and dist.use_torch_fsdp2 exclude each other; keep one"
+
+
+@rule("container-fsdp", VALIDATE, ("dist", "ddp", "checkpoint", "env_vars"))
+def _fsdp_first(c: ConfigContainer) -> Iterator[str]:
+    """Megatron FSDP has a checkpoint format and communication settings of its own."""
+    if not uses_fsdp(c) or c.integer("ddp.megatron_fsdp_version") == 2:
+        return
+    saves = c.value("checkpoint.save") is not None or c.value("checkpoint.load") is not None
+    if saves and c.value("checkpoint.ckpt_format") != "fsdp_dtensor":
+        yield 'Megatron FSDP saves and loads with checkpoint.ckpt_format = "fsdp_dtensor" only'
+    if str(c.value("env_vars.CUDA_DEVICE_MAX_CONNECTIONS")) == "1":
+        yield "Megatron FSDP needs CUDA_DEVICE_MAX_CONNECTIONS other than 1; remove it from env_vars"
+    if c.is_on("ddp.fsdp_manual_registration") and not c.is_on("ddp.nccl_ub"):
+        yield "ddp.fsdp_manual_registration needs ddp.nccl_ub = true"
+    if c.is_on("dist.use_tp_pp_dp_mapping"):
+        yield "Megatron FSDP excludes dist.use_tp_pp_dp_mapping; switch it off"
+    hashed = c.value("train.check_weight_hash_across_dp_replicas_interval") is not None
+    if hashed and c.value("ddp.data_parallel_sharding_strategy") == "optim_grads_params":
+        yield "train.check_weight_hash_across_dp_replicas_interval excludes the sharding optim_grads_params; remove it"
+    version = c.integer("ddp.megatron_fsdp_version")
+    if version is not None and version != 1:
+        yield f"ddp.megatron_fsdp_version {version} is neither 1 nor 2; write one of them"
+
+
+@rule("container-fsdp-2", VALIDATE, ("dist", "ddp", "checkpoint", "model", "optimizer"))
+def _fsdp_second(c: ConfigContainer) -> Iterator[str]:
+    """The second version of Megatron FSDP shards data-parallel bf16 training only."""
+    if not uses_fsdp(c) or c.integer("ddp.megatron_fsdp_version") != 2:
+        return
+    sizes = (*("tensor_model_parallel_size", "pipeline_model_parallel_size"), "context_parallel_size")
+    broken = {
+        "model.bf16 = true and no fp16": not c.is_on("model.bf16") or c.is_on("model.fp16"),
+        "optimizer.bf16 = true and no fp16": not c.is_on("optimizer.bf16") or c.is_on("optimizer.fp16"),
+        "model.params_dtype of bfloat16": c.dtype("model.params_dtype") not in ("", "bfloat16"),
+        "parallel sizes of 1": any(c.size(name) > 1 for name in (*sizes, "expert_model_parallel_size")),
+        "a dense model": c.is_on("model.num_moe_experts"),
+        "no virtual pipeline": c.is_on("model.virtual_pipeline_model_parallel_size"),
+        "no checkpoints": any(
+            c.value(f"checkpoint.{name}") is not None for name in ("save", "load", "pretrained_checkpoint")
+        ),
+        "no gradient clipping (optimizer.clip_grad = 0)": (c.number("optimizer.clip_grad") or 0) > 0,
+        "no precision-aware optimiser": c.is_on("optimizer.use_precision_aware_optimizer"),
+        "no CPU offloading": c.is_on("model.cpu_offloading") or c.is_on("optimizer.optimizer_cpu_offload"),
+        "no layer-wise distributed optimiser": c.is_on("optimizer.use_layer_wise_distributed_optimizer"),
+        "no CUDA graph of the optimiser": c.is_on("optimizer.optimizer_cuda_graph"),
+        "no loss scaling (optimizer.loss_scale = null)": c.value("optimizer.loss_scale") is not None,
+        "rng.data_parallel_random_init = false": c.is_on("rng.data_parallel_random_init"),
+        "ddp.num_distributed_optimizer_instances 1": (c.integer("ddp.num_distributed_optimizer_instances") or 1) != 1,
+        "ddp.outer_dp_sharding_strategy no_shard": c.value("ddp.outer_dp_sharding_strategy") not in (None, "no_shard"),
+        "model.calculate_per_token_loss = false": c.is_on("model.calculate_per_token_loss"),
+        "no fp8 and no fp4": any(
+            c.is_on(name) for name in ("model.fp8", "model.fp4", "ddp.fp8_param_gather", "ddp.fp4_param_gather")
+        ),
+        "no CUDA graphs": c.captures_graphs or c.is_on("ddp.megatron_fsdp_cuda_graph_mode"),
+        "dist.use_tp_pp_dp_mapping = false": c.is_on("dist.use_tp_pp_dp_mapping"),
+    }
+    yield from (f"Megatron FSDP version 2 needs {need}" for need, is_broken in broken.items() if is_broken)
+
+
+# --- precision --------------------------------------------------------------------------------------------------------
+_NCCL_ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
+_QUANTISED = ("model.fp8", "model.fp4", "mixed_precision.fp8", "mixed_precision.fp4")
+_SCALED = ("fp8_delayed_scaling", "mxfp8", "fp8_current_scaling", "fp8_subchannel_scaling")
+_RECIPES = frozenset(
+    {
+        *("bf16_mixed", "fp16_mixed", "bf16_with_nvfp4_mixed", "nemotron_3_super_bf16_with_nvfp4_mixed"),
+        *(f"{kind}_with_{scaled}_mixed" for kind in ("bf16", "fp16") for scaled in _SCALED),
+        *(f"{model}_bf16_with_fp8_current_scaling_mixed" for model in ("nemotron_h", "nanov2")),
+    }
+)
+
+
+@rule("container-precision", VALIDATE, ("model.bf16", "model.fp16", "optimizer"))
+def _two_precisions(c: ConfigContainer) -> Iterator[str]:
+    """A model computes in one half-precision type."""
+    for section in ("model", "optimizer"):
+        if c.is_on(f"{section}.bf16") and c.is_on(f"{section}.fp16"):
+            yield f"{section}.bf16 and {section}.fp16 are both on; keep one"
+
+
+@rule("container-aware-precision", VALIDATE, ("model.bf16", "model.fp16", "optimizer"))
+def _aware_precision(c: ConfigContainer) -> Iterator[str]:
+    """The precision-aware optimizer keeps its states in types that must match the model's."""
+    if not c.is_on("optimizer.use_precision_aware_optimizer"):
+        return
+    ours = [kind for kind in ("bf16", "fp16") if c.is_on(f"model.{kind}")]
+    theirs = [kind for kind in ("bf16", "fp16") if c.is_on(f"optimizer.{kind}")]
+    for kind in ours:
+        if kind not in theirs:
+            yield f"optimizer.use_precision_aware_optimizer with model.{kind} needs optimizer.{kind} = true"
+    if not ours and theirs:
+        yield (
+            f"optimizer.use_precision_aware_optimizer with a model in fp32 needs optimizer.{theirs[0]} = false; "
+            f"or write model.{theirs[0]} = true"
+        )
+
+
+@rule("container-mxfp8-gather", VALIDATE, ("mixed_precision",))
+def _mxfp8_gather(c: ConfigContainer) -> Iterator[str]:
+    """Gathering MXFP8 parameters reuses the gradient buffer."""
+    gathers = c.is_on("mixed_precision.fp8_param_gather") and c.value("mixed_precision.fp8_recipe") == "mxfp8"
+    if gathers and not uses_fsdp(c) and not c.is_on("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag"):
+        yield "mixed_precision.fp8_param_gather with mxfp8 needs reuse_grad_buf_for_mxfp8_param_ag = true"
+
+
+@rule("container-precision-recipe", _PRECISION, ("mixed_precision",))
+def _precision_recipe(c: ConfigContainer) -> Iterator[str]:
+    """A recipe of mixed precision that is named is looked up when the job starts."""
+    named = c.value("mixed_precision")
+    if isinstance(named, str) and named.replace("-", "_") not in _RECIPES:
+        near = difflib.get_close_matches(named, _RECIPES, n=1, cutoff=0.3)
+        yield f"mixed_precision {named!r} is no recipe; use {', '.join(near or sorted(_RECIPES))}"
+
+
+@rule("container-deterministic", VALIDATE, ("model.deterministic_mode", "env_vars.NCCL_ALGO"))
+def _deterministic(c: ConfigContainer) -> Iterator[str]:
+    """These kernels and NCCL algorithms sum in an order that varies between runs."""
+    if not c.is_on("model.deterministic_mode"):
+        return
+    if c.is_on("model.cross_entropy_loss_fusion"):
+        yield "model.deterministic_mode needs model.cross_entropy_loss_fusion = false"
+    algorithm = c.value("env_vars.NCCL_ALGO")
+    if str(algorithm) not in _NCCL_ALGORITHMS:
+        given = "not set" if algorithm is None else repr(algorithm)
+        yield f"model.deterministic_mode needs env_vars.NCCL_ALGO of {', '.join(_NCCL_ALGORITHMS)}; it is {given}"
+
+
+@rule("container-quantised", VALIDATE, ("model.restore_modelopt_state", "checkpoint"))
+def _quantised(c: ConfigContainer) -> Iterator[str]:
+    """ModelOpt wraps the layers, which fused gradients and non-persistent checkpoints do not know."""
+    if not c.is_on("model.restore_modelopt_state"):
+        return
+    if c.is_on("model.gradient_accumulation_fusion"):
+        yield "model.restore_modelopt_state needs model.gradient_accumulation_fusion = false"
+    if c.value("checkpoint.non_persistent_ckpt_type") is not None:
+        yield "model.restore_modelopt_state excludes checkpoint.non_persistent_ckpt_type; remove it"
+
+
+# --- CUDA graphs, recomputation and offloading ------------------------------------------------------------------------
+
+
+@rule("container-graph-nan-check", VALIDATE, ("model.cuda_graph_impl", "rerun_state_machine"))
+def _graph_nan_check(c: ConfigContainer) -> Iterator[str]:
+    """The check reads the loss on the host at every step, which a captured iteration forbids."""
+    if c.captures_iteration and c.is_on("rerun_state_machine.check_for_nan_in_loss"):
+        yield "a full_iteration CUDA graph needs rerun_state_machine.check_for_nan_in_loss = false"
+
+
+@rule("container-graph-recompute", VALIDATE, ("model.recompute_granularity", "model.cuda_graph_impl"))
+def _graph_recompute(c: ConfigContainer) -> Iterator[str]:
+    """What recomputes whole layers runs outside of a graph of parts of a layer."""
+    if c.captures_graphs and not c.captures_iteration and c.value("model.recompute_granularity") == "full":
+        yield (
+            "model.recompute_granularity full goes with a full_iteration CUDA graph only; write selective, or "
+            'model.cuda_graph_impl = "none"'
+        )
+
+
+@rule("container-recompute", UNCHECKED, ("model.recompute_granularity", "model.recompute_method"))
+def _recompute(c: ConfigContainer) -> Iterator[str]:
+    """Megatron-Core fails on it, when the model is built."""
+    granularity, method = c.value("model.recompute_granularity"), c.value("model.recompute_method")
+    layers = c.value("model.recompute_num_layers")
+    if granularity is None:
+        return
+    if granularity not in ("full", "selective"):
+        yield f"model.recompute_granularity {granularity!r} is neither full nor selective"
+    if method not in (None, "block", "uniform"):
+        yield f"model.recompute_method {method!r} is neither block nor uniform"
+    if granularity == "full" and method is None:
+        yield "model.recompute_granularity full needs model.recompute_method: block or uniform"
+    if granularity == "full" and layers is None:
+        yield "model.recompute_granularity full needs model.recompute_num_layers; write how many"
+    if granularity == "selective" and layers is not None:
+        yield "model.recompute_num_layers goes with recompute_granularity full only; remove it"
+
+
+@rule("container-offload", VALIDATE, ("model.cpu_offloading", "model.recompute_granularity"))
+def _offload(c: ConfigContainer) -> Iterator[str]:
+    """Activations are either kept on the host or computed again, within one pipeline stage."""
+    if not c.is_on("model.cpu_offloading"):
+        return
+    if c.value("model.recompute_granularity") is not None:
+        yield "model.cpu_offloading excludes model.recompute_granularity; remove one of them"
+    if (c.number("model.pipeline_model_parallel_size") or 1) > 1:
+        yield "model.cpu_offloading needs model.pipeline_model_parallel_size = 1"
+
+
+@rule("container-graph-offload", VALIDATE, ("model.cpu_offloading", "model.cuda_graph_impl"))
+def _graph_offload(c: ConfigContainer) -> Iterator[str]:
+    """Transformer Engine's offloading and other graph implementations exclude each other."""
+    if c.is_on("model.cpu_offloading") and c.captures_graphs:
+        yield 'model.cpu_offloading excludes CUDA graphs; write model.cuda_graph_impl = "none" or switch it off'
+    if (
+        c.is_on("model.fine_grained_activation_offloading")
+        and c.value("model.transformer_impl") != "transformer_engine"
+    ):
+        yield 'model.fine_grained_activation_offloading needs model.transformer_impl = "transformer_engine"'
+
+
+@rule("container-local-graphs", _GRAPHS, ("model.cuda_graph_impl", "model.cuda_graph_modules"))
+def _local_graphs(c: ConfigContainer) -> Iterator[str]:
+    """Megatron-Bridge captures layers with Transformer Engine only; its local graphs hold the full iteration."""
+    is_local = c.value("model.cuda_graph_impl") == "local" and not c.captures_iteration
+    if is_local and (c.captured_modules or _inference_scope(c) not in ("layer", "block")) and _is_nested(c):
+        yield (
+            'model.cuda_graph_impl "local" is for graphs of the full iteration; write "full_iteration", or '
+            '"transformer_engine" for graphs of layers'
+        )
+
+
+@rule("container-inference-graphs", _CORE_GRAPHS, ("model.cuda_graph_impl", "model.inference_cuda_graph_scope"))
+def _inference_graphs(c: ConfigContainer) -> Iterator[str]:
+    """Only local graphs serve inference, by layer or by block."""
+    scope, implementation = _inference_scope(c), c.value("model.cuda_graph_impl") or "none"
+    if scope in ("layer", "block") and implementation != "local":
+        yield (
+            f"model.inference_cuda_graph_scope {scope} needs cuda_graph_impl local, not {implementation}; write none"
+        )
+
+
+def _inference_scope(c: ConfigContainer) -> str:
+    """The scope of graphs for inference: a text, or the number of an enumeration as it is dumped."""
+    number = c.value("model.inference_cuda_graph_scope._args_")
+    if isinstance(number, list) and number in ([1], [2], [3]):
+        return ("none", "layer", "block")[number[0] - 1]
+    return str(c.value("model.inference_cuda_graph_scope"))
+
+
+@rule("container-graph-rng", _CORE_GRAPHS, ("model.cuda_graph_impl", "model.use_te_rng_tracker"))
+def _graph_rng(c: ConfigContainer) -> Iterator[str]:
+    """A captured graph can draw random numbers only from Transformer Engine's tracker."""
+    if c.captures_graphs and c.value("model.use_te_rng_tracker") is False:
+        yield f"model.cuda_graph_impl {c.value('model.cuda_graph_impl')} needs model.use_te_rng_tracker = true"
+
+
+@rule("container-captured", UNCHECKED, ("model.cuda_graph_modules", "model.cuda_graph_impl"))
+def _captured(c: ConfigContainer) -> Iterator[str]:
+    """Megatron-Core fails on it, when graphs are captured."""
+    if c.value("model.cuda_graph_impl") != "transformer_engine":
+        return
+    modules = set(c.captured_modules)
+    if {"moe", "moe_router"} <= modules:
+        yield "CUDA graphs of moe and of moe_router exclude each other; keep one"
+    if "moe_preprocess" in modules and "moe_router" not in modules:
+        yield "a CUDA graph of moe_preprocess needs moe_router beside it"
+    if (found := sorted({"moe", "moe_router"} & modules)) and (c.integer("model.num_moe_experts") or 1) <= 1:
+        yield f"a CUDA graph of {' and '.join(found)} needs a model with experts; remove it"
+
+
+# --- switches that need others ----------------------------------------------------------------------------------------
+
+
+def _is_nested(c: ConfigContainer) -> bool:
+    """Whether the file is of v0.6.0 or newer."""
+    return isinstance(c.value("model.transformer"), Mapping)
+
+
+_NEEDS: Mapping[str, tuple[str, tuple[object, ...]]] = {
+    "dataset.defer_npy_index_mmap": ("dataset.path_to_cache", ()),
+    "dataset.fast_cache_load": ("dataset.path_to_cache", ()),
+    "mixed_precision.fp16": ("mixed_precision.bf16", (False,)),
+    "mixed_precision.fp4_param_gather": ("mixed_precision.fp4", ()),
+    "mixed_precision.fp8_param_gather": ("mixed_precision.fp8", ()),
+    "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag": ("mixed_precision.fp8_param_gather", (True,)),
+    "model.ep_overlap_early_attn_memory_release": ("model.overlap_moe_expert_parallel_comm", (True,)),
+    "model.fine_grained_activation_offloading": ("model.offload_modules", ()),
+    "model.inference_disable_triton_nvls_kernels": ("model.transformer_impl", ("inference_optimized",)),
+    "model.inference_fuse_tp_communication": ("model.transformer_impl", ("inference_optimized",)),
+    "model.moe_enable_deepep": ("model.moe_token_dispatcher_type", ("flex",)),
+    "model.moe_pad_expert_input_to_capacity": ("model.moe_expert_capacity_factor", ()),
+    "model.moe_paged_stash": ("model.moe_expert_rank_capacity_factor", ()),
+    "model.moe_router_enable_expert_bias": ("model.moe_router_score_function", ("sigmoid", "sqrtsoftplus")),
+    "model.moe_single_grouped_bias": ("model.moe_grouped_gemm", (True,)),
+    "model.moe_single_grouped_weight": ("model.moe_grouped_gemm", (True,)),
+    "model.overlap_p2p_comm_warmup_flush": ("model.overlap_p2p_comm", (True,)),
+    "model.use_te_activation_func": ("model.bias_activation_fusion", (False,)),
+}
+"""Switches, and the field that each needs with its values; none for any that is set."""
+
+
+@rule("container-switch-needs", _SWITCHES, (*_NEEDS, *(needed for needed, _ in _NEEDS.values())))
+def _switch_needs(c: ConfigContainer) -> Iterator[str]:
+    """A switch that is on without what it works on is an assertion, when the job starts."""
+    if not _is_nested(c):
+        return
+    for switch, (needed, values) in _NEEDS.items():
+        if c.value(switch) is not True:
+            continue
+        value = c.value(needed)
+        if value not in values if values else value in (None, [], ""):
+            shown = " or ".join(json.dumps(each) for each in values)
+            yield f"{switch} needs {needed}{f' = {shown}' if values else ''}; it is {json.dumps(value)}"
+    quantised = isinstance(c.value("mixed_precision"), str) or any(map(c.is_on, _QUANTISED))
+    for switch in ("model.moe_router_padding_for_fp8", "model.moe_router_padding_for_quantization"):
+        if c.is_on(switch) and not quantised:
+            yield f"{switch} needs fp8 or fp4; switch it off, or name a recipe of mixed precision that has it"
