@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from nightbridge.models import Model, ReferencePolicy
+from nightbridge.numbers import format_percent
 from nightbridge.outputs.curves import LOG_FILE
 
 if TYPE_CHECKING:
@@ -168,6 +169,20 @@ class CurveParity(Model):
     def is_complete(self) -> bool:
         """Whether both have the same steps, at least one, all of them finite."""
         return not self.gaps
+
+    @property
+    def facts(self) -> tuple[tuple[str, str], ...]:
+        """The comparison for readers: names and values."""
+        if not self.steps:
+            return (("steps in common", "none"),)
+        return (
+            ("steps in common", f"{self.steps}, from {self.first_step} to {self.last_step}"),
+            ("equal, bit for bit", _until(self.first_difference)),
+            ("within the bands", _until(self.first_divergence)),
+            ("largest difference of a step", f"{_percent(self.largest)} at step {self.largest_at}"),
+            ("of the moving averages", f"{_percent(self.smoothed)} at step {self.smoothed_at}"),
+            ("of the tails' means", _percent(self.tail)),
+        )
 
     @property
     def unequal(self) -> tuple[str, ...]:
@@ -396,3 +411,11 @@ def _named(steps: Sequence[int]) -> str:
     shown = ", ".join(str(step) for step in steps[:MAX_STEPS_NAMED])
     more = f" and {len(steps) - MAX_STEPS_NAMED} more" if len(steps) > MAX_STEPS_NAMED else ""
     return f"step{'s' * (len(steps) > 1)} {shown}{more}"
+
+
+def _until(step: int | None) -> str:
+    return "at every step" if step is None else f"until step {step}"
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else format_percent(share)

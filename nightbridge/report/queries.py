@@ -18,7 +18,6 @@ from nightbridge.history.reading import StoredSeries, find_series, read_history
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Model, ReferencePolicy, RunRecord, Verdict
 from nightbridge.nights.records import like_test, read_verdict
-from nightbridge.numbers import format_percent
 from nightbridge.report.tables import sweep_point_of
 from nightbridge.store.object_store import ObjectStore
 from nightbridge.store.parallel import Progress
@@ -26,7 +25,7 @@ from nightbridge.store.parallel import Progress
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nightbridge.goldens.parity import CurveParity, Parity, ParityGate
+    from nightbridge.goldens.parity import Parity, ParityGate
 
 MAX_OTHERS = 5
 """Further series of a test that are named."""
@@ -241,31 +240,10 @@ def parity_html(found: "Parity", a: "pd.DataFrame", b: "pd.DataFrame", gate: "Pa
             [step.step for step in steps], [step.difference for step in steps], [step.limit for step in steps]
         ),
         sections=[
-            {"label": label, "overlay": steps_chart(b, a, curve.tag, label), "facts": _facts(curve)}
+            {"label": label, "overlay": steps_chart(b, a, curve.tag, label), "facts": curve.facts}
             for label, curve in named
         ],
     )
-
-
-def _facts(curve: "CurveParity") -> tuple[tuple[str, str], ...]:
-    if not curve.steps:
-        return (("steps in common", "none"),)
-    return (
-        ("steps in common", f"{curve.steps}, from {curve.first_step} to {curve.last_step}"),
-        ("equal, bit for bit", _until(curve.first_difference)),
-        ("within the bands", _until(curve.first_divergence)),
-        ("largest difference of a step", f"{_percent(curve.largest)} at step {curve.largest_at}"),
-        ("of the moving averages", f"{_percent(curve.smoothed)} at step {curve.smoothed_at}"),
-        ("of the tails' means", _percent(curve.tail)),
-    )
-
-
-def _until(step: int | None) -> str:
-    return "at every step" if step is None else f"until step {step}"
-
-
-def _percent(share: float | None) -> str:
-    return "unknown" if share is None else format_percent(share)
 
 
 def _record(store: ObjectStore, run_key: str) -> RunRecord:

@@ -49,7 +49,6 @@ from nightbridge.rules.rule import (
 )
 from nightbridge.rules.sweep_points import (
     MAX_OUTCOMES,
-    MAX_REPEATED,
     MAX_RUNS,
     Expansion,
     Grid,
@@ -58,6 +57,7 @@ from nightbridge.rules.sweep_points import (
     drawn_points,
     expansion_of,
     skipped_draws,
+    too_many_runs,
 )
 
 RunRules = tuple[Rule[RuleContext], ...]
@@ -210,7 +210,11 @@ def check_test(
         written = {axis.name: axis.values[0] for axis in (*test.axes, *test.drawn)}
         others = _check_one(at_point(test, written, limits=limits), limits, checkout)
         return (*refused, *(found for found in others if found.rule not in broken))
-    return (*_too_many(test, expansion), *refused, *_check_one(at_point(test, first, limits=limits), limits, checkout))
+    return (
+        *too_many_runs(test, expansion),
+        *refused,
+        *_check_one(at_point(test, first, limits=limits), limits, checkout),
+    )
 
 
 def grid_of(test: TestDefinition, limits: ClusterLimits | None = None, checkout: Checkout | None = None) -> Grid:
@@ -252,10 +256,11 @@ def check_read(
 
 
 def _skipped(test: TestDefinition, expansion: Expansion, severity: Severity) -> Iterator[Violation]:
-    walked = _walked(expansion)
     for rule in rules_of(test):
         if skipped := expansion.skipped.get(rule.id):
-            message = f"{skipped.points} of {walked} of the sweep are skipped, for example: {skipped.example}"
+            message = (
+                f"{skipped.points} of {expansion.checked} of the sweep are skipped, for example: {skipped.example}"
+            )
             yield with_places(rule.violation(message, severity), test, test.source)
 
 
@@ -275,29 +280,6 @@ def _skipped_draws(test: TestDefinition, grid: Grid, severity: Severity) -> Iter
         if found := skipped.get(rule.id):
             message = f"{found.points} of {drawn} sampled points are skipped, for example: {found.example}"
             yield with_places(rule.violation(message, severity), test, test.source)
-
-
-def _walked(expansion: Expansion) -> str:
-    if expansion.walked == expansion.points:
-        return f"{expansion.points} points"
-    return f"the {expansion.walked} points checked (there are {expansion.points})"
-
-
-def _too_many(test: TestDefinition, expansion: Expansion) -> Iterator[Violation]:
-    swept = tuple(axis.field for axis in test.axes)
-    points = min(expansion.valid, test.sweep.points) if test.sweep.method == "random" else expansion.valid
-    if test.sweep.method == "grid" and (expansion.valid > MAX_RUNS or expansion.walked < expansion.points):
-        message = (
-            f"{expansion.valid} of {_walked(expansion)} of the sweep are valid, and a night runs at most "
-            f'{MAX_RUNS} of a test; write fewer values, or [sweep] method = "random" and points'
-        )
-        yield Violation(rule="sweep-size", fields=swept, message=message)
-    elif points * test.iterations > MAX_REPEATED:
-        message = (
-            f"{points} points of the sweep and iterations = {test.iterations} are {points * test.iterations:,} "
-            f"runs, and a night runs a test at most {MAX_REPEATED:,} times; lower iterations, or write fewer values"
-        )
-        yield Violation(rule="sweep-size", fields=("iterations", *swept), message=message)
 
 
 def check_scenario(scenario: Scenario, limits: ClusterLimits | None = None) -> Scenario:

@@ -16,7 +16,7 @@ from itertools import islice, repeat
 from typing import Any
 
 from nightbridge.launch.resources import at_point
-from nightbridge.models import Checkout, ClusterLimits, SkippedPart, SweepAxis, TestDefinition
+from nightbridge.models import Checkout, ClusterLimits, SkippedPart, SweepAxis, TestDefinition, Violation
 from nightbridge.rules.rule import Rule, RuleContext
 
 MAX_RUNS = 1000
@@ -80,6 +80,13 @@ class Expansion:
     valid: int = 0
     walked: int = 0
     skipped: dict[str, Skipped] = field(default_factory=dict)
+
+    @property
+    def checked(self) -> str:
+        """How many points were checked, in words."""
+        if self.walked == self.points:
+            return f"{self.points} points"
+        return f"the {self.walked} points checked (there are {self.points})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,3 +330,21 @@ def skipped_parts(test: TestDefinition, grid: Grid) -> tuple[SkippedPart, ...]:
         SkippedPart(point=dict(part.first), points=part.points, rule=rule, reason=part.example)
         for rule, part in (*of_grid.items(), *skipped_draws(test, grid).items())
     )
+
+
+def too_many_runs(test: TestDefinition, expansion: Expansion) -> Iterator[Violation]:
+    """The error of a sweep that has more valid points, or more repetitions of them, than a night runs of one test."""
+    swept = tuple(axis.field for axis in test.axes)
+    points = min(expansion.valid, test.sweep.points) if test.sweep.method == "random" else expansion.valid
+    if test.sweep.method == "grid" and (expansion.valid > MAX_RUNS or expansion.walked < expansion.points):
+        message = (
+            f"{expansion.valid} of {expansion.checked} of the sweep are valid, and a night runs at most "
+            f'{MAX_RUNS} of a test; write fewer values, or [sweep] method = "random" and points'
+        )
+        yield Violation(rule="sweep-size", fields=swept, message=message)
+    elif points * test.iterations > MAX_REPEATED:
+        message = (
+            f"{points} points of the sweep and iterations = {test.iterations} are {points * test.iterations:,} "
+            f"runs, and a night runs a test at most {MAX_REPEATED:,} times; lower iterations, or write fewer values"
+        )
+        yield Violation(rule="sweep-size", fields=("iterations", *swept), message=message)

@@ -50,7 +50,6 @@ from nightbridge.history.rows import row_of
 from nightbridge.models import GatePolicy
 from nightbridge.outputs.curves import read_curves
 from nightbridge.outputs.measurements import RunSettings, summarise
-from nightbridge.report.overview import trend_lines
 from nightbridge.report.night_page import ReportedRun
 from nightbridge.report.night_report import render_report
 from tests.builders import make_record
