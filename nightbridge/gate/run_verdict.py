@@ -233,7 +233,9 @@ def _verdict(
         if tonight and status in MAY_BE_MODES and (modes := slow_mode(tonight, worse, too_good)):
             status, reasons = VerdictStatus.UNSTABLE, (modes, *reasons)
         if tonight:
-            wanted = max(results, key=lambda result: result.reruns, default=None)
+            # Whatever further runs say, one that lacks something has failed.
+            wanting = () if status is VerdictStatus.FAILED else results
+            wanted = max(wanting, key=lambda result: result.reruns, default=None)
             reruns, why = (wanted.reruns, wanted.why_rerun or wanted.reason) if wanted else (0, "")
             past, own = tonight.nights[:-1], tonight.nights[-1]
             same = unchanged_since(past, own) if EXIT_CODES[status] else ""

@@ -327,9 +327,12 @@ def times_worse(metric: Metric, runs: Sequence[HistoryRow], least: float) -> lis
 
 
 def is_required(metric: Metric, test: TestDefinition, value: float | None, earlier: Sequence[float]) -> bool:
-    """Whether a run must have a metric, or has it: once an earlier run measured it, later ones have to."""
+    """Whether a run must have a metric, or has it: once an earlier run measured it, later ones have to.
+
+    So it is with one that its test limits: a ceiling for what is not measured would let everything pass.
+    """
     always = metric.always and (test.has_launcher or not metric.launcher_only)
-    return always or metric.name in test.gate.required or value is not None or bool(earlier)
+    return always or metric.name in {*test.gate.required, *test.gate.limits} or value is not None or bool(earlier)
 
 
 def beyond_limits(metric: Metric, value: float, limits: Limits) -> str:

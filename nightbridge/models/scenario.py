@@ -167,7 +167,9 @@ class GatePolicy(Model):
         description="Whether losses are the same bit for bit every night, so that any change is a regression. Unset: "
         "where those of the last five good nights were.",
     )
-    limits: dict[MetricName, Limits] = Field({}, description="Floors and ceilings, by metric.")
+    limits: dict[MetricName, Limits] = Field(
+        {}, description="Floors and ceilings, by metric, which has to be measured then."
+    )
     required: tuple[MetricName, ...] = Field((), description="Metrics that must be measured, besides those always.")
     canary: str | None = Field(None, description="Id of the test that separates the cluster's drift from the code's.")
     control: ControlMode = Field(

@@ -103,6 +103,14 @@ class TestLimits:
         assert verdicts[0].status is VerdictStatus.REGRESSED
         assert "step time is above its ceiling of 0.9 s, the test's" in verdicts[0].reasons[0]
 
+    def test_a_limit_of_the_test_for_what_was_never_measured_is_not_kept(self, judged: Callable[..., Any]) -> None:
+        gate = GatePolicy(confirm=0, limits={"checkpoint_time": Limits(max=60)})
+
+        verdicts, _rows = judged([1.0] * 2, gate=gate)
+
+        assert statuses(verdicts) == {VerdictStatus.FAILED}
+        assert "checkpoint time was not measured" in verdicts[0].reasons[0]
+
     def test_what_the_cluster_owes_the_test_counts_too(self, judged: Callable[..., Any]) -> None:
         evidence = Evidence(contract={"tflops_per_gpu": Limits(min=710)})
 

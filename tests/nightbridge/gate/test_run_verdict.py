@@ -657,6 +657,16 @@ def test_a_run_whose_code_was_changed_says_so(make_record: Records, history: tup
     assert "(repo: deleted: a.py, and 1 more)" in reason
 
 
+def test_a_run_that_failed_for_what_it_did_not_measure_is_not_run_again(make_record: Records) -> None:
+    rows = rows_with([1.0] * 9, make_record)
+    slow = make_summary([1.2] * 50, tflops=600.0).model_copy(update={"peak_memory": None})
+
+    verdict = compare(make_record(slow, "2026-11-10"), rows)
+
+    assert (verdict.status, verdict.reruns, verdict.control) == (VerdictStatus.FAILED, 0, None)
+    assert any(reason.startswith("step time regressed by +20") for reason in verdict.reasons)
+
+
 # --- too good to be believed -----------------------------------------------------------------------------------------
 
 
