@@ -13,8 +13,6 @@ gate fails.
 """
 
 import json
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -28,14 +26,11 @@ from nightbridge.gate.run_verdict import beside
 from nightbridge.gate.suspects import changed_topology, requested_changes
 from nightbridge.gate.tonight import Evidence, NightlyParity
 from nightbridge.goldens.goldens import (
-    ITERATION_TIME,
     LOSS,
-    STEP_TIME,
-    UTILISATION,
-    GoldenValues,
     compare_golden,
-    golden_of_steps,
+    golden_levels,
     read_golden_file,
+    run_values,
 )
 from nightbridge.goldens.parity import (
     MAX_CALIBRATION_RUNS,
@@ -46,15 +41,21 @@ from nightbridge.goldens.parity import (
     curve_of,
     follow,
 )
-from nightbridge.harvest.manifest import METRICS, committed_attempts, load_record, load_scalars, run_key_of
+from nightbridge.harvest.manifest import (
+    committed_attempts,
+    load_record,
+    load_scalars,
+    read_scalars,
+    run_key_of,
+)
 from nightbridge.history.nightly_values import good_runs_before, repeats_of
 from nightbridge.history.reading import find_series, is_good, read_history, read_recent
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, row_of
-from nightbridge.models import Limits, MetricName, ReferenceResult, RunRecord, Summary, Verdict, VerdictStatus
+from nightbridge.models import Limits, MetricName, ReferenceResult, RunRecord, Verdict, VerdictStatus
 from nightbridge.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 Contract = Mapping[str, Mapping[MetricName, Limits]]
 
@@ -71,29 +72,6 @@ GOLDEN_SAYS, REFERENCE_SAYS = "golden values, ", "reference "
 
 MAX_SERIES = 20
 """Of a test, the series that are looked at for the one before; a sweep has one for each point."""
-
-# Tag of TensorBoard, and what it is multiplied with, by Megatron-Bridge's name in golden files.
-BRIDGE_TAGS: Mapping[str, tuple[str, float]] = {
-    "lm loss": ("lm loss", 1.0),
-    "elapsed time per iteration (ms)": ("iteration-time", 1e3),
-    "GPU utilization": ("throughput/tflops/device", 1.0),
-    "grad norm": ("grad-norm", 1.0),
-}
-
-# The first value counts, as upstream reads it; of `max_reserved` the largest.
-BRIDGE_MEMORY_TAGS: Mapping[str, str] = {
-    "alloc": "memory/mem-allocated-gigabytes",
-    "max_alloc": "memory/mem-max-allocated-gigabytes",
-    "max_reserved": "memory/mem-max-reserved-gigabytes",
-}
-
-# The gate's metric, the golden file's name of it, and what makes the gate's unit of its value.
-GOLDEN_SPEEDS: tuple[tuple[MetricName, str, float], ...] = (
-    ("step_time", STEP_TIME, 1e-3),
-    ("step_time", ITERATION_TIME, 1.0),
-    ("tflops_per_gpu", UTILISATION, 1.0),
-)
-GOLDEN_MEMORY = (("max_alloc", 1.0), ("mem-max-allocated-bytes", 1e-9))
 
 
 def gather_evidence(
@@ -228,61 +206,6 @@ def _said_before(verdict: Verdict) -> ReferenceResult:
         run_key=verdict.reference_run,
         only_slower=bool(reasons) and all(reason.startswith(of_speed) for reason in reasons),
     )
-
-
-def golden_levels(golden: GoldenValues, summary: Summary) -> dict[MetricName, float]:
-    """What a golden run measured, as the gate's metrics: medians over the steps of a run's steady window."""
-    first, last = summary.steady_first_step or 1, summary.steady_last_step or summary.steps_done
-    levels: dict[MetricName, float] = {}
-    for metric, name, factor in GOLDEN_SPEEDS:
-        steady = [value for step, value in golden.metrics.get(name, {}).items() if first <= step <= last]
-        if steady:
-            levels[metric] = statistics.median(steady) * factor
-    for name, factor in GOLDEN_MEMORY:
-        if name in golden.memory:
-            levels["peak_memory"] = golden.memory[name] * factor
-    final = golden.metrics.get(LOSS, {}).get(summary.steps_done)
-    return levels if final is None else {**levels, "final_loss": final}
-
-
-def run_values(scalars: "pd.DataFrame | None", summary: Summary, golden: GoldenValues) -> GoldenValues:
-    """What a run measured, in the golden file's own names.
-
-    Args:
-        scalars: The run's scalars; None where it has none.
-        summary: Its peak memory is taken where the scalars have none.
-        golden: Its format says the names.
-    """
-    curves = _curves(scalars)
-    if golden.format == "megatron-lm":
-        metrics = {name: curves.get(name, {}) for name in {*golden.metrics, "grad norm"}}
-        metrics["grad norm"] = curves.get("grad-norm", {})
-        values = golden_of_steps({name: curve for name, curve in metrics.items() if curve}, {})
-        peaks = {name: max(known.values()) for name in golden.memory if (known := values.metrics.get(name))}
-        return values.model_copy(update={"format": "megatron-lm", "memory": peaks})
-    named = {
-        name: {step: value * factor for step, value in curves[tag].items()}
-        for name, (tag, factor) in BRIDGE_TAGS.items()
-        if tag in curves
-    }
-    return golden_of_steps(named, _memory(curves, summary))
-
-
-def _memory(curves: Mapping[str, Mapping[int, float]], summary: Summary) -> dict[str, float | None]:
-    sizes: dict[str, float | None] = {"max_alloc": summary.peak_memory}
-    for name, tag in BRIDGE_MEMORY_TAGS.items():
-        known = [value for _step, value in sorted(curves.get(tag, {}).items()) if math.isfinite(value)]
-        if known:
-            sizes[name] = max(known) if name == "max_reserved" else known[0]
-    return sizes
-
-
-def _curves(scalars: "pd.DataFrame | None") -> dict[str, dict[int, float]]:
-    """By tag, the value of each step; the last where one was recorded again."""
-    if scalars is None:
-        return {}
-    iterations = scalars[scalars["step"] > 0]
-    return {str(tag): curve_of(iterations, str(tag)) for tag in iterations["tag"].unique()}
 
 
 def reference_result(store: ObjectStore, record: RunRecord) -> ReferenceResult | None:
@@ -425,18 +348,6 @@ def reference_prefix(store: ObjectStore, record: RunRecord) -> str:
 def _point_of(point: Mapping[str, Any]) -> str:
     """A point of a sweep as text; a row that is read has lists where one of tonight may have tuples."""
     return json.dumps(point, sort_keys=True, default=str)
-
-
-def read_scalars(store: ObjectStore, prefix: str) -> "pd.DataFrame":
-    """The scalars of a run that must have some.
-
-    Raises:
-        DamagedData: There are none, or they are not a table of scalars.
-    """
-    scalars = load_scalars(store, prefix)
-    if scalars is None:
-        raise DamagedData("no scalars", subject=store.url_of(f"{prefix}/{METRICS}"), advice="Harvest the run again")
-    return scalars
 
 
 def joined(one: ReferenceResult | None, other: ReferenceResult | None) -> ReferenceResult | None:

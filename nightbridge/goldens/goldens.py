@@ -15,9 +15,10 @@ smaller never fails; and throughput is looked at over the whole run as well, not
 
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +26,11 @@ from pydantic import Field
 
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.files import read_regular
-from nightbridge.goldens.parity import Array, relative
-from nightbridge.models import GOLDEN_LIMIT, GoldenPolicy, Model
+from nightbridge.goldens.parity import Array, curve_of, relative
+from nightbridge.models import GOLDEN_LIMIT, GoldenPolicy, MetricName, Model, Summary
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Format = Literal["megatron-bridge", "megatron-lm"]
 
@@ -382,3 +386,85 @@ def _within(rule: str, value: float, limit: float, what: str) -> GoldenCheck:
 
 def _check(rule: str, faults: Sequence[str], success: str) -> GoldenCheck:
     return GoldenCheck(rule=rule, passed=not faults, message="; ".join(dict.fromkeys(faults)) or success)
+
+
+# --- a run's own values by a golden file's names, and a golden run's by the gate's -----------------------------------
+
+# Tag of TensorBoard, and what it is multiplied with, by Megatron-Bridge's name in golden files.
+BRIDGE_TAGS: Mapping[str, tuple[str, float]] = {
+    "lm loss": ("lm loss", 1.0),
+    "elapsed time per iteration (ms)": ("iteration-time", 1e3),
+    "GPU utilization": ("throughput/tflops/device", 1.0),
+    "grad norm": ("grad-norm", 1.0),
+}
+
+# The first value counts, as upstream reads it; of `max_reserved` the largest.
+BRIDGE_MEMORY_TAGS: Mapping[str, str] = {
+    "alloc": "memory/mem-allocated-gigabytes",
+    "max_alloc": "memory/mem-max-allocated-gigabytes",
+    "max_reserved": "memory/mem-max-reserved-gigabytes",
+}
+
+# The gate's metric, the golden file's name of it, and what makes the gate's unit of its value.
+GOLDEN_SPEEDS: tuple[tuple[MetricName, str, float], ...] = (
+    ("step_time", STEP_TIME, 1e-3),
+    ("step_time", ITERATION_TIME, 1.0),
+    ("tflops_per_gpu", UTILISATION, 1.0),
+)
+
+GOLDEN_MEMORY = (("max_alloc", 1.0), ("mem-max-allocated-bytes", 1e-9))
+
+
+def golden_levels(golden: GoldenValues, summary: Summary) -> dict[MetricName, float]:
+    """What a golden run measured, as the gate's metrics: medians over the steps of a run's steady window."""
+    first, last = summary.steady_first_step or 1, summary.steady_last_step or summary.steps_done
+    levels: dict[MetricName, float] = {}
+    for metric, name, factor in GOLDEN_SPEEDS:
+        steady = [value for step, value in golden.metrics.get(name, {}).items() if first <= step <= last]
+        if steady:
+            levels[metric] = statistics.median(steady) * factor
+    for name, factor in GOLDEN_MEMORY:
+        if name in golden.memory:
+            levels["peak_memory"] = golden.memory[name] * factor
+    final = golden.metrics.get(LOSS, {}).get(summary.steps_done)
+    return levels if final is None else {**levels, "final_loss": final}
+
+
+def run_values(scalars: "pd.DataFrame | None", summary: Summary, golden: GoldenValues) -> GoldenValues:
+    """What a run measured, in the golden file's own names.
+
+    Args:
+        scalars: The run's scalars; None where it has none.
+        summary: Its peak memory is taken where the scalars have none.
+        golden: Its format says the names.
+    """
+    curves = _curves(scalars)
+    if golden.format == "megatron-lm":
+        metrics = {name: curves.get(name, {}) for name in {*golden.metrics, "grad norm"}}
+        metrics["grad norm"] = curves.get("grad-norm", {})
+        values = golden_of_steps({name: curve for name, curve in metrics.items() if curve}, {})
+        peaks = {name: max(known.values()) for name in golden.memory if (known := values.metrics.get(name))}
+        return values.model_copy(update={"format": "megatron-lm", "memory": peaks})
+    named = {
+        name: {step: value * factor for step, value in curves[tag].items()}
+        for name, (tag, factor) in BRIDGE_TAGS.items()
+        if tag in curves
+    }
+    return golden_of_steps(named, _memory(curves, summary))
+
+
+def _memory(curves: Mapping[str, Mapping[int, float]], summary: Summary) -> dict[str, float | None]:
+    sizes: dict[str, float | None] = {"max_alloc": summary.peak_memory}
+    for name, tag in BRIDGE_MEMORY_TAGS.items():
+        known = [value for _step, value in sorted(curves.get(tag, {}).items()) if math.isfinite(value)]
+        if known:
+            sizes[name] = max(known) if name == "max_reserved" else known[0]
+    return sizes
+
+
+def _curves(scalars: "pd.DataFrame | None") -> dict[str, dict[int, float]]:
+    """By tag, the value of each step; the last where one was recorded again."""
+    if scalars is None:
+        return {}
+    iterations = scalars[scalars["step"] > 0]
+    return {str(tag): curve_of(iterations, str(tag)) for tag in iterations["tag"].unique()}

@@ -127,6 +127,18 @@ def load_scalars(store: ObjectStore, prefix: str) -> "pd.DataFrame | None":
         ) from error
 
 
+def read_scalars(store: ObjectStore, prefix: str) -> "pd.DataFrame":
+    """The scalars of a run that must have some.
+
+    Raises:
+        DamagedData: There are none, or they are not a table of scalars.
+    """
+    scalars = load_scalars(store, prefix)
+    if scalars is None:
+        raise DamagedData("no scalars", subject=store.url_of(f"{prefix}/{METRICS}"), advice="Harvest the run again")
+    return scalars
+
+
 def committed_record(store: ObjectStore, manifest: Manifest) -> RunRecord:
     """The record of a manifest, or the one that an older manifest names.
 

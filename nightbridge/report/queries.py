@@ -7,11 +7,12 @@ from pydantic import Field
 
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import read_decisions
-from nightbridge.gate.evidence import Contract, own_bands, read_scalars, run_values
+from nightbridge.gate.evidence import Contract, own_bands
 from nightbridge.gate.judging import judge
 from nightbridge.gate.run_verdict import compare_with
 from nightbridge.gate.trend import Trend, trends
-from nightbridge.harvest.manifest import foreign_objects, last_attempt_prefix, load_record, read_manifest
+from nightbridge.goldens.goldens import run_values
+from nightbridge.harvest.manifest import foreign_objects, last_attempt_prefix, load_record, read_manifest, read_scalars
 from nightbridge.harvest.restore import verify_run
 from nightbridge.history.nightly_values import rows_until
 from nightbridge.history.reading import StoredSeries, find_series, read_history
