@@ -30,14 +30,14 @@ from nightbridge.attribution.attribution_result import (
 from nightbridge.attribution.axes import AXIS_WORDS
 from nightbridge.bisect import plan as bisect_plans
 from nightbridge.bisect.plan import BisectPlan
-from nightbridge.bisect.shift import Shift, find_rows, rows_of_test, searched_rows
+from nightbridge.bisect.shift import Shift, decisions_of, find_rows, rows_of_test, searched_rows
 from nightbridge.errors import InvalidInput
 from nightbridge.harvest.manifest import load_record, run_key_of
 from nightbridge.history.rows import HistoryRow, gpu_hours
 from nightbridge.images.image import versions_between
 from nightbridge.images.registry import registry_tags
 from nightbridge.models import RunRecord, Site
-from nightbridge.tasks.bisect import dearer, decisions_of, inner_of, repo_of, show_answer, stored_base, verdict_of
+from nightbridge.tasks.bisect import dearer, inner_of, repo_of, show_answer, stored_base, verdict_of
 from nightbridge.tasks.prefect_calls import artifact_key
 from nightbridge.tasks.site_access import commits_between, image_login, open_bumps, store_of
 from nightbridge.tasks.stage import never_reused, stage

@@ -12,6 +12,7 @@ from nightbridge.bisect.plan import (
     BisectRequest,
     ListInner,
     Repository,
+    check_named,
     keep_plan,
     load_plan,
     make_bisect_plan,
@@ -25,9 +26,8 @@ from nightbridge.bisect.result import (
     result_lines,
     stored_points,
 )
-from nightbridge.bisect.shift import find_rows, requested_shift
-from nightbridge.errors import DamagedData, InvalidInput
-from nightbridge.gate.decisions import Decision, as_of, read_decisions
+from nightbridge.bisect.shift import decisions_of, find_rows, requested_shift
+from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import load_record
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow, gpu_hours
@@ -57,7 +57,7 @@ def find_plan(test_id: str, request: BisectRequest, site: Site) -> BisectPlan:
     store = store_of(site)
     if request.bisect_id:
         plan = load_plan(store, request.bisect_id)
-        _check_named(plan, test_id, request, site)
+        check_named(plan, test_id, site.cluster.name, request)
         return plan.model_copy(update={"policy": request.policy})
     every = find_rows(store, test_id, site.cluster.name, request)
     series = nights_of(every)[-1].own.series
@@ -73,18 +73,6 @@ def find_plan(test_id: str, request: BisectRequest, site: Site) -> BisectPlan:
         repo_of=partial(repo_of, store),
         commit_named=partial(commit_named, site),
     )
-
-
-def _check_named(plan: BisectPlan, test_id: str, request: BisectRequest, site: Site) -> None:
-    """InvalidInput where a bisect that is named searches something else than the rest of the request says."""
-    own = {"test": plan.test_id, "cluster": plan.cluster}
-    asked = {"test": test_id, "cluster": site.cluster.name}
-    others = [f"{name} {own[name]}, not {value}" for name, value in asked.items() if value != own[name]]
-    named = ("metric", "good", "bad", "repository", "run_key")
-    others += [f"a question of its own, and takes no {name}" for name in named if getattr(request, name)]
-    if others:
-        advice = "Leave the id out for another question"
-        raise InvalidInput(f"this bisect has {others[0]}", subject=plan.bisect_id, advice=advice)
 
 
 def price(test_id: str, request: BisectRequest, site: Site) -> str:
@@ -105,12 +93,6 @@ def dearer(store: ObjectStore, good: str, bad: RunRecord) -> RunRecord:
     with suppress(DamagedData):
         found = load_record(store, good) if good else None
     return max(bad, found or bad, key=lambda record: gpu_hours(record) or 0.0)
-
-
-def decisions_of(store: ObjectStore, rows: Sequence[HistoryRow]) -> tuple[Decision, ...]:
-    """Users' decisions about the series of the last night, as they stood then."""
-    last = nights_of(rows)[-1].own
-    return as_of(last.night, read_decisions(store, last.cluster, last.series))
 
 
 def verdict_of(store: ObjectStore, row: HistoryRow) -> Verdict | None:

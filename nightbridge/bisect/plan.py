@@ -262,6 +262,22 @@ def load_plan(store: ObjectStore, bisect_id: str) -> BisectPlan:
     return plan
 
 
+def check_named(plan: BisectPlan, test_id: str, cluster: str, request: BisectRequest) -> None:
+    """That a bisect which a request names searches what the rest of the request says.
+
+    Raises:
+        InvalidInput: It searches something else.
+    """
+    own = {"test": plan.test_id, "cluster": plan.cluster}
+    asked = {"test": test_id, "cluster": cluster}
+    others = [f"{name} {own[name]}, not {value}" for name, value in asked.items() if value != own[name]]
+    named = ("metric", "good", "bad", "repository", "run_key")
+    others += [f"a question of its own, and takes no {name}" for name in named if getattr(request, name)]
+    if others:
+        advice = "Leave the id out for another question"
+        raise InvalidInput(f"this bisect has {others[0]}", subject=plan.bisect_id, advice=advice)
+
+
 def point_run(plan: BisectPlan, base: RunRecord, place: int, number: int) -> RunSpec:
     """The run of a point: the configuration and the other pins of the bad night, at the point's commit.
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from nightbridge.bisect.search import BisectPolicy, Failure, Levels
 from nightbridge.errors import InvalidInput
-from nightbridge.gate.decisions import Decision, as_decided, is_left_out
+from nightbridge.gate.decisions import Decision, as_decided, as_of, is_left_out, read_decisions
 from nightbridge.gate.trend import failure_signature, newest_facts, trends
 from nightbridge.history.nightly_values import BROKEN, night_value, nights_of, rows_until
 from nightbridge.history.reading import find_series, read_history
@@ -150,6 +150,12 @@ def searched_rows(rows: Sequence[HistoryRow], request: SearchRequest) -> tuple[H
     # So it is of several iterations: the first one that is there.
     repeated = {row.night for row in own if row.iteration == chosen.iteration}
     return tuple(row for row in own if row.iteration >= chosen.iteration or row.night not in repeated)
+
+
+def decisions_of(store: ObjectStore, rows: Sequence[HistoryRow]) -> tuple[Decision, ...]:
+    """Users' decisions about the series of the last night, as they stood then."""
+    last = nights_of(rows)[-1].own
+    return as_of(last.night, read_decisions(store, last.cluster, last.series))
 
 
 def failure_of(verdict: Verdict) -> str | None:
