@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from nightbridge.errors import DamagedData, PermanentError
 from nightbridge.gate.decisions import Decision, as_of, is_accepted, is_left_out, passed_by_ended, read_decisions
-from nightbridge.gate.numerics import compare_numerics, is_of_earlier_night
+from nightbridge.gate.determinism import compare_numerics, is_of_earlier_night
 from nightbridge.gate.run_verdict import beside
 from nightbridge.gate.suspects import changed_topology, requested_changes
 from nightbridge.gate.tonight import Evidence, NightlyParity

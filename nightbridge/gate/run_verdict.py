@@ -29,8 +29,8 @@ from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.gate.comparison import MetricResult, compare_metric, compare_with_band
 from nightbridge.gate.control_arm import control_point, pairs_of
 from nightbridge.gate.decisions import in_force
+from nightbridge.gate.determinism import with_unknown
 from nightbridge.gate.nodes import Placement, levels_held, place_pairs, suspects_among, unchanged_since
-from nightbridge.gate.numerics import with_unknown
 from nightbridge.gate.plausibility import (
     damaged_checkpoints,
     implausible,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from nightbridge.gate.control_arm import PROOF
 from nightbridge.gate.decisions import Decision, is_left_out
-from nightbridge.gate.numerics import Numerics
+from nightbridge.gate.determinism import Numerics
 from nightbridge.history.nightly_values import (
     NightRuns,
     adjusted,

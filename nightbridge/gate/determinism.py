@@ -1,4 +1,4 @@
-"""Numerics: whether a deterministic test still computes the losses that it computed, bit for bit.
+"""Determinism: whether a deterministic test still computes the losses that it computed, bit for bit.
 
 A test is deterministic where it says so (`[gate] deterministic = true`), or where its last good nights, `MIN_SAME` at
 least, have one digest of all losses, and no night since has computed these and others. Such a test has no noise: any
