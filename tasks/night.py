@@ -267,13 +267,14 @@ def keep_start(start: NightStart, site: Site) -> None:
             advice="Give the night another id, or none; the results and the report of this one are kept",
         )
     earlier = claim_start(store, start)
-    if _is_anothers(earlier, start.slot, start.deployment, start.test_ids):
+    if earlier and _is_anothers(earlier, start.slot, start.deployment, start.test_ids):
         raise InvalidInput(
             f"this night has become that of the slot at {earlier.slot} {earlier.deployment}",
             subject=f"{start.scenario}, night {start.night}",
             advice=f"Both began at one moment: run the deployment {start.deployment} by hand, without a night id",
         )
-    record_start(store, start)
+    if earlier != start:
+        record_start(store, start)
 
 
 def plan_of_this_run() -> NightPlan | None:

@@ -220,12 +220,12 @@ def read_plan(path: Path) -> NightPlan | None:
     return read_model(path, NightPlan, what="not the plan of a night", advice="Remove it; the night is planned again")
 
 
-def claim_start(store: ObjectStore, start: NightStart) -> NightStart:
-    """Say in the store that a night has begun, unless one of this id has; return what is there."""
+def claim_start(store: ObjectStore, start: NightStart) -> NightStart | None:
+    """Say in the store that a night has begun, unless one of this id has; return what is there of this scenario."""
     key = f"{_folder(store, start.night, start.scenario)}/begun.json"
     if store.put_if_absent(key, start.model_dump_json(indent=2).encode()):
         return start
-    return read_start(store, start.night, start.scenario) or start
+    return read_start(store, start.night, start.scenario)
 
 
 def record_start(store: ObjectStore, start: NightStart) -> None:

@@ -19,6 +19,7 @@ from nightbridge.models import (
     VerdictStatus,
 )
 from nightbridge.nights.records import NightStart, NightTest, checked_night, read_start, record_end, record_start
+from nightbridge.store.directory import DirectoryStore
 from nightbridge.store.object_store import open_store
 from nightbridge.tasks import night as nights
 from nightbridge.tasks.night import (
@@ -222,6 +223,26 @@ def test_of_two_deployments_that_chose_one_id_at_the_same_moment_one_has_it_and_
 
     keep_start.fn(first, site)  # as a restart does
     assert read_start(open_store(site.store_settings), "2026-11-21", "nightly") == first
+
+
+def test_the_first_start_of_a_night_writes_its_record_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, written = Site(workspace=tmp_path), list[str]()
+    begun_at = datetime(2026, 11, 21, tzinfo=UTC)
+    start = NightStart(night="n1", scenario="nightly", cluster="local", workspace=tmp_path, begun_at=begun_at, tests=())
+    put = DirectoryStore.put
+
+    def noted(to: DirectoryStore, key: str, data: bytes) -> None:
+        written.append(key)
+        put(to, key, data)
+
+    monkeypatch.setattr(DirectoryStore, "put", noted)
+    for _ in ("first", "restart"):
+        keep_start.fn(start, site)
+    assert (written, read_start(open_store(site.store_settings), "n1", "nightly")) == ([], start)
+
+    later = start.model_copy(update={"flow_run": "another"})
+    keep_start.fn(later, site)
+    assert read_start(open_store(site.store_settings), "n1", "nightly") == later
 
 
 # --- nights that could not begin in time -----------------------------------------------------------------------------
