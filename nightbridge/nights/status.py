@@ -17,7 +17,7 @@ from nightbridge.nights.liveness import is_alive
 from nightbridge.nights.records import Night, NightEnd, NightStart, NightTest, read_verdict, verdict_since
 from nightbridge.numbers import format_value
 from nightbridge.slurm.attempt_files import Submission, claiming_submission, read_waiting
-from nightbridge.slurm.attempts import attempts_of
+from nightbridge.slurm.attempts import attempts_of, requested_seconds
 from nightbridge.slurm.protocol import Cluster
 from nightbridge.slurm.states import ACTIVE, TERMINAL, waiting_words
 from nightbridge.store.object_store import ObjectStore
@@ -56,6 +56,7 @@ class RunStatus(Model):
     steps_expected: int | None = None
     step_time: float | None = Field(None, description="Seconds: of the verdict, else the median of the last steps.")
     ends_at: datetime | None = Field(None, description="When it has done its last step, at the pace of the last ones.")
+    limit_at: datetime | None = Field(None, description="When Slurm ends it, by the time limit it was submitted with.")
 
     def __str__(self) -> str:
         """What is most wanted comes first: a narrow terminal cuts the end off."""
@@ -66,11 +67,18 @@ class RunStatus(Model):
             f"{state} ({self.reason})" if self.reason.lower() not in ("", state) else state,
             f"job {self.job_id}" if self.job_id is not None else "",
             f"{steps} steps" if steps else "",
-            f"ends ~{self.ends_at:%m-%d %H:%M} UTC" if self.ends_at else "",
+            self._end_in_words(),
             f"{format_value(self.step_time, 's')} a step" if self.step_time is not None else "",
             f"since {self.since:%Y-%m-%d %H:%M} UTC" if self.since and not self.verdict else "",
         )
         return ", ".join(filter(None, parts))
+
+    def _end_in_words(self) -> str:
+        if self.ends_at is None:
+            return ""
+        if self.limit_at is not None and self.limit_at < self.ends_at:
+            return f"its time limit ends it {self.limit_at:%m-%d %H:%M} UTC, before its last step"
+        return f"ends ~{self.ends_at:%m-%d %H:%M} UTC"
 
 
 def run_statuses(
@@ -156,7 +164,11 @@ def _under_way(
     reason = waiting_words(status) if phase is RunPhase.WAITING else status.state.value
     reason += f"; {waiting}" if waiting is not None else ""
     found = RunStatus(**named, phase=phase, job_id=job.job_id, since=since, reason=reason)
-    return found.model_copy(update=_progress(job)) if phase is RunPhase.RUNNING else found
+    if phase is not RunPhase.RUNNING:
+        return found
+    seconds = requested_seconds(attempts_of(test.run_key, workspace)[-1], job.script)
+    limit_at = since + timedelta(seconds=seconds) if since and seconds else None
+    return found.model_copy(update={**_progress(job), "limit_at": limit_at})
 
 
 def _progress(job: Submission) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from nightbridge.sbatch_options import (
     OWN_OPTIONS,
     SBATCH,
     option_names,
+    parse_time_limit,
     script_options,
     split_options,
 )
@@ -54,6 +55,7 @@ from nightbridge.slurm.attempt_files import (
     read_intents,
 )
 from nightbridge.slurm.protocol import Cluster, Lookup
+from nightbridge.slurm.script import read_script
 from nightbridge.slurm.states import TERMINAL, live_jobs
 from nightbridge.store.parallel import in_parallel
 
@@ -263,6 +265,16 @@ def fitting_options(options: Sequence[str], script: str) -> list[str]:
     excluded = dict.fromkeys(hostnames(",".join([*failed, _listed(given.get("exclude", ""))])))
     fitting = [node for node in excluded if node not in required]
     return [*kept, f"--exclude={','.join(fitting)}"] if failed and fitting else kept
+
+
+def requested_seconds(attempt: AttemptContext, script: Path) -> int | None:
+    """The time limit that a job was submitted with: of the attempt's options, else of its script; None without one."""
+    try:
+        text = read_script(script)
+    except LaunchRefused:
+        return None
+    given = _named_options([*_script_words(text), *attempt.sbatch_options])
+    return parse_time_limit(given.get("time", ""))
 
 
 def _with_one_dependency(options: Sequence[str], script: str) -> list[str]:

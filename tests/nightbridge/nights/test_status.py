@@ -1,5 +1,6 @@
 """Where each run of a night is, asked of a real embedded cluster."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -24,6 +25,7 @@ from nightbridge.store.object_store import ObjectStore, open_store
 from tests.builders import record_submission
 
 RUN_KEY = "llama-2026-11-21-0123456789"
+ITERATION = " iteration {:>8}/ 60000 | elapsed time per iteration (ms): 1220.0 | lm loss: 2.5E+00 | "
 
 
 class Silent(LocalCluster):
@@ -99,6 +101,29 @@ def test_a_run_is_followed_from_its_attempt_to_the_end_of_its_job(
     assert str(running).startswith("running, job 1, since ")
     (tmp_path / "go").touch()
     assert until(now, RunPhase.ENDED).reason == "COMPLETED"
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (
+            "00:10:00",
+            r"384/60,000 steps, its time limit ends it \d\d-\d\d \d\d:\d\d UTC, before its last step, 1.220 s",
+        ),
+        ("2-00:00:00", r"384/60,000 steps, ends ~\d\d-\d\d \d\d:\d\d UTC, 1.220 s"),
+        ("0", r"384/60,000 steps, ends ~\d\d-\d\d \d\d:\d\d UTC, 1.220 s"),  # sbatch's word for none
+    ],
+)
+def test_a_job_whose_time_limit_comes_before_its_last_step_says_so(
+    tmp_path: Path, store: ObjectStore, cluster: LocalCluster, limit: str, expected: str
+) -> None:
+    submit(cluster, tmp_path, RUN_KEY, f"#SBATCH --time={limit}\nsleep 600")
+    log = open_attempt(tmp_path, RUN_KEY, cluster.settings).attempt_dir / "log_1.out"
+    log.write_text("".join(f"{ITERATION.format(step)}\n" for step in range(371, 385)))
+
+    running = until(lambda: status_of(tmp_path, store, cluster), RunPhase.RUNNING)
+
+    assert re.search(expected, str(running))
 
 
 def test_of_two_jobs_of_an_attempt_the_one_that_claimed_it_is_shown(
