@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.gate.comparison import MetricResult, compare_metric, compare_with_band
 from nightbridge.gate.control_arm import control_point, pairs_of
-from nightbridge.gate.decisions import in_force
+from nightbridge.gate.decisions import Decision, in_force, level_start
 from nightbridge.gate.determinism import with_unknown
 from nightbridge.gate.nodes import Placement, levels_held, place_pairs, suspects_among, unchanged_since
 from nightbridge.gate.plausibility import (
@@ -225,7 +225,9 @@ def _verdict(
         status, reasons = VerdictStatus.FAILED, strange
     else:
         status = _status_of(results, golden)
-        reasons = _comparison_reasons(results) + _slow_steps(record, results) + (golden.reasons if golden else ())
+        decisions = tonight.evidence.decisions if tonight else ()
+        reasons = _comparison_reasons(results) + _without_baseline(results, record.spec.night, decisions)
+        reasons += _slow_steps(record, results) + (golden.reasons if golden else ())
         worse = {result.comparison.metric for result in results if result.comparison.status == "regressed"}
         worse |= {GOLDEN} if golden and not (golden.as_good or golden.only_slower) else set()
         is_too_good = status is VerdictStatus.SUSPICIOUS
@@ -394,16 +396,28 @@ def _comparison_reasons(results: Sequence[MetricResult]) -> tuple[str, ...]:
         and abs((1 + (own.change or 0.0)) * (1 + (step_time.change or 0.0)) - 1) < SAME_FACT
     }
     also = "".join(f"; {METRIC_BY_NAME[name].label} {format_change(change)}" for name, change in same.items())
-    reasons = tuple(
+    return tuple(
         result.reason + also * (result.comparison.metric == "step_time")
         for result in news
         if result.comparison.metric not in same
     )
+
+
+def _without_baseline(results: Sequence[MetricResult], night: str, decisions: Sequence[Decision]) -> tuple[str, ...]:
+    """Why metrics that every run must have are compared with nothing."""
     required = [result.comparison for result in results if METRIC_BY_NAME[result.comparison.metric].always]
-    unknown = [METRIC_BY_NAME[item.metric].label for item in required if item.status == "no_baseline"]
-    if unknown and len(unknown) == len(required):
-        return (*reasons, "no earlier good run of this configuration to compare with")
-    return (*reasons, *(f"no earlier good run measured {label}" for label in unknown))
+    unknown = [item.metric for item in required if item.status == "no_baseline"]
+    begun = [name for name in unknown if level_start(decisions, name) == night]
+    if unknown and begun == unknown and len(unknown) == len(required):
+        return ("the accepted level begins with this night: no earlier run of it to compare with",)
+    if unknown and not begun and len(unknown) == len(required):
+        return ("no earlier good run of this configuration to compare with",)
+    return tuple(
+        f"the accepted level of {METRIC_BY_NAME[name].label} begins with this night: no earlier run of it"
+        if name in begun
+        else f"no earlier good run measured {METRIC_BY_NAME[name].label}"
+        for name in unknown
+    )
 
 
 def beside(before: HistoryRow, after: HistoryRow) -> str:

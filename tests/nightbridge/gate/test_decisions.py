@@ -180,6 +180,24 @@ def test_an_accepted_level_alarms_no_more_and_the_verdict_says_so(slowed: Callab
 
 
 @pytest.mark.parametrize(
+    ("metrics", "reason"),
+    [
+        ((), "the accepted level begins with this night: no earlier run of it to compare with"),
+        (("step_time",), "the accepted level of step time begins with this night: no earlier run of it"),
+    ],
+)
+def test_a_night_with_which_an_accepted_level_begins_is_not_said_to_have_no_earlier_good_run(
+    slowed: Callable[..., Any], metrics: tuple[str, ...], reason: str
+) -> None:
+    made = decision("baseline", night(20), night(20), metrics=metrics)
+
+    verdicts, _rows = slowed(1.1, decisions=(made,))
+
+    assert reason in verdicts[-1].reasons
+    assert "no earlier good run" not in " ".join(verdicts[-1].reasons)
+
+
+@pytest.mark.parametrize(
     ("memory", "worse"), [(60.0, ()), (60.2, ()), (60.6, ("peak_memory",)), (62.7, ("peak_memory",))]
 )
 @pytest.mark.parametrize("later", [1, 3])
