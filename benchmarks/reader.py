@@ -26,10 +26,10 @@ from nightbridge.harvest import selection
 from nightbridge.models import Job, LaunchPlan, StoreSettings
 from nightbridge.outputs.checkpoints import prove_checkpoint
 from nightbridge.outputs.event_files import FoundScalars, _find_scalars, find_scalars
-from nightbridge.outputs.experiment import RunToRead, _read_evidence, evidence_of
 from nightbridge.outputs.following import RunFollower
 from nightbridge.outputs.measurements import RunToMeasure, _measure_run, measure_run
 from nightbridge.outputs.reader_process import SERVER
+from nightbridge.outputs.run_evidence import RunToRead, _read_evidence, evidence_of
 from nightbridge.store.object_store import open_store
 from tests.builders import make_job, make_spec
 from tests.nightbridge.harvest.left_run import make_run as make_left_run

@@ -13,8 +13,8 @@ from prefect.logging import get_run_logger
 from nightbridge.errors import LaunchRefused, StatusUnknown, TransientError
 from nightbridge.masking import mask_text
 from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, RunSpec, SecretRef, Site
-from nightbridge.outputs.experiment import RunToRead, evidence_of
 from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
+from nightbridge.outputs.run_evidence import RunToRead, evidence_of
 from nightbridge.slurm.attempt_files import (
     newest_intent,
     note_waiting,

@@ -22,14 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nightbridge.files import bytes_of, open_regular, unless_away, walk
-from nightbridge.models import Checkpoint, Job, LaunchPlan, Model
+from nightbridge.models import Checkpoint, Job, Model
 from nightbridge.outputs.checkpoints import LOADER_STATES, TRACKERS, find_checkpoints
-from nightbridge.outputs.curves import read_curves
-from nightbridge.outputs.failure_lines import FLAKY_MARKERS
-from nightbridge.outputs.log_errors import POSSIBLY
-from nightbridge.outputs.logs import LogReading, read_logs
-from nightbridge.outputs.reader_process import read_in_child
-from nightbridge.slurm.outcome import RunEvidence
 
 ATTEMPT_FILES = (
     "attempt.json",
@@ -269,74 +263,6 @@ def _first_named(files: list[Path], name: str) -> Path | None:
 def _is_profile(path: Path, job: Job) -> bool:
     folders = path.parts[len(job.attempt_dir.parts) : -1]
     return any(map(path.match, _PROFILES)) or not _PROFILE_FOLDERS.isdisjoint(folders)
-
-
-class RunToRead(Model):
-    """A run whose output is read: its jobs, oldest first, the last of which counts, and how it was launched."""
-
-    jobs: tuple[Job, ...]
-    plan: LaunchPlan
-
-    @property
-    def job(self) -> Job:
-        """The job that counts."""
-        return self.jobs[-1]
-
-    @property
-    def roots(self) -> tuple[Path, ...]:
-        """The folders that its jobs have written."""
-        plan = self.plan
-        folders = [folder for job in self.jobs for folder in (job.attempt_dir, job.experiment_dir)]
-        return tuple(
-            dict.fromkeys(folder for folder in (*folders, plan.output_dir, plan.checkpoint_dir) if folder is not None)
-        )
-
-
-def evidence_of(run: RunToRead) -> RunEvidence:
-    """What a run itself says about how far it came, read in a child.
-
-    Raises:
-        DamagedData: Its output cannot be read.
-    """
-    return read_in_child(_read_evidence, run, RunEvidence, run.roots, subject=run.job.name)[0]
-
-
-def _read_evidence(argument: bytes) -> tuple[RunEvidence, bytes]:
-    run = RunToRead.model_validate_json(argument)
-    plan = run.plan
-    return evidence(read_files(run.job, plan.output_dir, plan.checkpoint_dir), plan.max_steps), b""
-
-
-def evidence(output: RunOutput, steps_expected: int | None) -> RunEvidence:
-    """What the run itself says about how far it came, for the judgement of how it ended."""
-    curves = read_curves(output.event_files, output.logs)
-    # Slurm's own complaints (time limit, memory) go to the batch script's output.
-    batch = read_logs(output.sbatch_logs)
-    return RunEvidence(
-        steps_done=curves.steps_done,
-        steps_expected=steps_expected,
-        losses_finite=curves.non_finite_steps == 0 and not curves.log.nan_marker,
-        finished_marker=curves.log.finished,
-        flaky_marker=_flaky_marker(curves.log, batch),
-        timeout_marker=curves.log.timeout_marker or batch.timeout_marker,
-        # The one against which less speaks; the ranks', if neither is better.
-        last_error=min(
-            (curves.log.last_error, batch.last_error),
-            key=lambda error: (not error, "Exited with exit code" in error, error.startswith(POSSIBLY)),
-        ),
-        steps_seen=curves.log.iterations_seen,
-    )
-
-
-def _flaky_marker(ranks: LogReading, batch: LogReading) -> str | None:
-    """The text after which trying again is worth it; none where the program of a rank says that itself failed.
-
-    Its peers then report the connection that they lost, which is no failure of the network.
-    """
-    own = ranks.own_error or batch.own_error
-    if own and not any(marker in own for marker in FLAKY_MARKERS):
-        return None
-    return ranks.flaky_marker or batch.flaky_marker
 
 
 # --- the environment of the job -------------------------------------------------------------------------------------

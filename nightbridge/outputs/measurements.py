@@ -27,17 +27,11 @@ from nightbridge.models import GatePolicy, Job, LaunchPlan, Model, RunSpec, Summ
 from nightbridge.models.metrics import METRICS
 from nightbridge.outputs.curves import LOG_FILE, STEP_COLUMNS, Curves, logging_interval, read_curves, value_of
 from nightbridge.outputs.event_files import metrics_parquet
-from nightbridge.outputs.experiment import RunOutput, RunToRead, read_facts, read_files, read_run
+from nightbridge.outputs.experiment import RunOutput, read_facts, read_files, read_run
 from nightbridge.outputs.logs import latest_steps
 from nightbridge.outputs.reader_process import read_in_child
-from nightbridge.outputs.what_ran import (
-    BATCH_SIZE_TAG,
-    WORLD_SIZE_TAG,
-    dumped,
-    model_flops,
-    training_report,
-    what_ran,
-)
+from nightbridge.outputs.run_evidence import BATCH_SIZE_TAG, WORLD_SIZE_TAG, RunToRead, dumped, model_flops, what_ran
+from nightbridge.outputs.training_report import training_report
 from nightbridge.slurm.attempt_files import unreadable_numbers
 
 if TYPE_CHECKING:

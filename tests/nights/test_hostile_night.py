@@ -20,7 +20,7 @@ from nightbridge.harvest.manifest import Manifest, load_record, read_manifest
 from nightbridge.harvest.restore import verify_run
 from nightbridge.harvest.upload import upload
 from nightbridge.models import GOOD_VERDICTS, NightReport, StoreSettings, Verdict, VerdictStatus
-from nightbridge.outputs import checkpoints, experiment, measurements
+from nightbridge.outputs import checkpoints, measurements, run_evidence
 from nightbridge.outputs.reader_process import read_in_child
 from nightbridge.store.object_store import ObjectStore, open_store
 from tests.flows.practice_night import Entry, write_scenario, write_site
@@ -117,7 +117,7 @@ def night(tmp_path_factory: pytest.TempPathFactory, environments_dir: Path, laun
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("PLANTED_GIT", f"machine git.example.org login me password {PLANTED}")
             patched.setattr(harvesting, "upload", uploaded)
-            for module in (experiment, measurements, checkpoints):
+            for module in (run_evidence, measurements, checkpoints):
                 patched.setattr(module, "read_in_child", timed)
             started = time.monotonic()
             report = nightly_regression(scenario, night="n1", system=str(site))

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pydantic import BaseModel
 
 from nightbridge.errors import DamagedData
-from nightbridge.outputs import checkpoints, experiment, measurements
+from nightbridge.outputs import checkpoints, measurements, run_evidence
 
 SECONDS = struct.Struct("<d")
-_READERS = {**vars(checkpoints), **vars(experiment), **vars(measurements)}
+_READERS = {**vars(checkpoints), **vars(run_evidence), **vars(measurements)}
 
 
 def __getattr__(name: str) -> Callable[[bytes], tuple[BaseModel, bytes]]:

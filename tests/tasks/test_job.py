@@ -24,8 +24,8 @@ from nightbridge.models import (
     Site,
     utc_now,
 )
-from nightbridge.outputs import experiment
-from nightbridge.outputs.experiment import RunToRead
+from nightbridge.outputs import run_evidence
+from nightbridge.outputs.run_evidence import RunToRead
 from nightbridge.slurm.attempt_files import (
     AttemptContext,
     declare_intent,
@@ -106,7 +106,7 @@ def test_a_job_whose_output_is_away_when_it_ends_is_judged_once_it_can_be_read(
     job_id = open_cluster(site.cluster, tmp_path).submit("away-a1", script, [])
     ended_job = make_job("away", attempt_dir, job_id=job_id, cluster="local", submitted_at=utc_now())
     plan = make_plan("away", attempt_dir, tasks_per_node=1)
-    really, away = experiment.evidence_of, [TransientError("cannot be read now")] * (RETRIES + 2)
+    really, away = run_evidence.evidence_of, [TransientError("cannot be read now")] * (RETRIES + 2)
 
     noted = []
 

@@ -21,8 +21,9 @@ from nightbridge.gate.run_verdict import compare
 from nightbridge.harvest.manifest import MANIFEST, METRICS, RECORD, Manifest, commit_manifest
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, Job, JobState, JobStatus, RunRecord, StoredFile, Verdict
-from nightbridge.outputs.experiment import evidence, read_facts, read_run
+from nightbridge.outputs.experiment import read_facts, read_run
 from nightbridge.outputs.measurements import measure, read_settings
+from nightbridge.outputs.run_evidence import evidence
 from nightbridge.slurm.outcome import classify_job
 from nightbridge.store.checksum import sha256_hex
 from nightbridge.store.object_store import ObjectStore

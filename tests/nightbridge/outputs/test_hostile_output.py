@@ -16,9 +16,10 @@ import pytest
 from nightbridge.launch.config_container import check_yaml
 from nightbridge.models import CheckpointState, GatePolicy, LaunchPlan
 from nightbridge.outputs.checkpoints import layout_state
-from nightbridge.outputs.experiment import LINES, RunToRead, evidence_of, read_run
+from nightbridge.outputs.experiment import LINES, read_run
 from nightbridge.outputs.logs import MAX_BYTES, MAX_LINE_BYTES, TrainingProgress, progress_in_log, read_logs
 from nightbridge.outputs.measurements import RunToMeasure, measure, measure_run
+from nightbridge.outputs.run_evidence import RunToRead, evidence_of
 from nightbridge.slurm.attempt_files import read_claim, read_exit_code, unreadable_numbers
 from tests.builders import make_spec
 from tests.hostile import CHECKPOINT, CORPUS, FOLDERS, MADE, corpus, path_of, plant

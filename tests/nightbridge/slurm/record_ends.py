@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nightbridge.models import ClusterSettings, Job, utc_now
-from nightbridge.outputs.experiment import evidence, read_run
+from nightbridge.outputs.experiment import read_run
+from nightbridge.outputs.run_evidence import evidence
 from nightbridge.slurm.attempt_files import read_claim, read_exit_code
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.outcome import RunEvidence, classify_job

@@ -20,7 +20,8 @@ import pytest
 
 from nightbridge.errors import PermanentError, TransientError
 from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, LaunchPlan, Outcome
-from nightbridge.outputs.experiment import evidence, read_run
+from nightbridge.outputs.experiment import read_run
+from nightbridge.outputs.run_evidence import evidence
 from nightbridge.slurm.attempt_files import AttemptContext, declare_intent, open_attempt, read_exit_code
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.outcome import RunEvidence, classify_job
