@@ -29,7 +29,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.files import open_workspace
 
 if TYPE_CHECKING:
-    from nightbridge.config.toml_writer import OptionsDiff
+    from nightbridge.config.script_import import OptionsDiff
     from nightbridge.models import NightReport, SiteChoice
 
 VERSION, IMAGE = "v0.4.2", "nvcr.io#nvidia/nemo:26.04.01"
@@ -144,7 +144,7 @@ def init(
 
 def _quoted(values: Mapping[str, Any]) -> dict[str, str]:
     """Each value as TOML has it."""
-    from nightbridge.config.toml_writer import toml_value
+    from nightbridge.config.documents import toml_value
 
     return {name: toml_value(value) for name, value in values.items()}
 
@@ -166,7 +166,7 @@ def import_script(
     The script is read and never executed. Exit code 2: an option of the script is missing from the test's command line,
     or has another value.
     """
-    from nightbridge.config.toml_writer import compare_command_lines, import_script
+    from nightbridge.config.script_import import compare_command_lines, import_script
 
     target = file or Path(f"{script.stem}.toml")
     if target.exists():

@@ -6,6 +6,7 @@ alone. Keys inside an inline table or an array share the line of the key before 
 """
 
 import difflib
+import json
 import re
 import tomllib
 import typing
@@ -418,3 +419,28 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for argument in typing.get_args(annotation) if (found := _model_in(argument))), None)
+
+
+# --- values as TOML ---------------------------------------------------------------------------------------------------
+
+
+def toml_value(value: Any) -> str:
+    """Text, a number, a boolean, or a mapping, list or tuple of such as TOML, tables inline."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_quoted(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _quoted(text: str) -> str:
+    # JSON escapes what TOML wants escaped, but for one control character.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def toml_assignments(table: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of a table, `key = value`."""
+    for key, value in table.items():
+        yield f"{key if re.fullmatch(r'[A-Za-z0-9_-]+', key) else _quoted(key)} = {toml_value(value)}"

@@ -1,7 +1,8 @@
-"""Test and scenario files to a `Scenario`, and a scenario to the runs of a night in the order of its dependencies."""
+"""Test and scenario files to a `Scenario` and back, and a scenario to a night's runs in their dependencies' order."""
 
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -9,8 +10,20 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from nightbridge.config.definitions import define_test
-from nightbridge.config.documents import Document, KeyPath, Layer, Layered, finding, meant, read_document, unknown_key
+from nightbridge.config.arguments import CMD_ARGS
+from nightbridge.config.definitions import NEMO_RUN, define_test
+from nightbridge.config.documents import (
+    Document,
+    KeyPath,
+    Layer,
+    Layered,
+    finding,
+    meant,
+    read_document,
+    toml_assignments,
+    toml_value,
+    unknown_key,
+)
 from nightbridge.config.schema import ENTRY_KEYS, REFUSED_FOR_CLOUDAI, SCENARIO_IGNORED, SCENARIO_KEYS
 from nightbridge.errors import InvalidInput
 from nightbridge.launch.resources import at_point
@@ -20,6 +33,7 @@ from nightbridge.models import (
     RunDependency,
     RunSpec,
     Scenario,
+    SweepAxis,
     TestDefinition,
     Violation,
     is_run_key,
@@ -373,3 +387,76 @@ def in_order(tests: Sequence[TestDefinition]) -> Iterator[TestDefinition]:
 
     for test in tests:
         yield from with_those_before(test)
+
+
+# --- a scenario as a file ---------------------------------------------------------------------------------------------
+
+_ENV_VARS = "extra_env_vars"
+
+
+def scenario_toml(scenario: Scenario) -> str:
+    """Write a scenario's valid tests as a scenario file; of an invalid one there is nothing to write.
+
+    Every test is written out whole, so that reading it gives the same tests again. Overrides are laid over, older
+    spellings are the current ones, directories of tests are not needed. A secret stays a reference. What has no effect
+    is not written.
+    """
+    tests = "\n".join(_entry_toml(test) for test in scenario.tests)
+    return f"name = {toml_value(scenario.name)}\n\n{tests}"
+
+
+def _entry_toml(test: TestDefinition) -> str:
+    """The test's own keys first, then its tables; empty ones and defaults are left out, but for the required one."""
+    keys = {key: value for key, value in _keys(test).items() if value not in (None, "", (), [])}
+    tables = {key: value for key, value in _tables(test).items() if value or key == CMD_ARGS}
+    lines = ["[[Tests]]", *toml_assignments(keys)]
+    for repository in test.git_repos:
+        lines += ["", "[[Tests.git_repos]]", *toml_assignments(repository.model_dump(exclude_none=True))]
+    for name, table in tables.items():
+        lines += ["", f"[Tests.{name}]", *toml_assignments(table)]
+    for dependency in test.dependencies:
+        lines += ["", "[[Tests.dependencies]]", *toml_assignments(dependency.model_dump())]
+    return "\n".join(lines) + "\n"
+
+
+def _keys(test: TestDefinition) -> dict[str, Any]:
+    nodes = next((axis.values for axis in test.axes if axis.field == "num_nodes"), None)
+    return {
+        "id": test.id,
+        "name": test.name,
+        "description": test.description,
+        "test_template_name": test.test_template_name,
+        "time_limit": test.time_limit,
+        "iterations": test.iterations,
+        "canary": test.canary,
+        "compat": test.compat,
+        "num_nodes": nodes,
+        # Nodes and excluded nodes are options of sbatch by now.
+        "extra_srun_args": shlex.join(test.sbatch_args),
+        "extra_container_mounts": test.extra_container_mounts,
+    }
+
+
+def _tables(test: TestDefinition) -> dict[str, dict[str, Any]]:
+    axes = (*test.axes, *test.drawn)
+    return {
+        "nemo_run_repo": {} if test.nemo_run_repo == NEMO_RUN else test.nemo_run_repo.model_dump(exclude_none=True),
+        CMD_ARGS: {**test.cmd_args, **dict(_swept(axes, CMD_ARGS))},
+        _ENV_VARS: {
+            **test.extra_env_vars,
+            **dict(_swept(axes, _ENV_VARS)),
+            **{name: f"{ref.source}:{ref.name}" for name, ref in test.secrets.items()},
+        },
+        "extra_cmd_args": dict(test.extra_cmd_args),
+        "harvest": test.harvest.model_dump(mode="json", exclude_defaults=True),
+        "gate": test.gate.model_dump(mode="json", exclude_defaults=True),
+        "sweep": test.sweep.model_dump(mode="json", exclude_defaults=True),
+        "env_params": {axis.name: {"weights": axis.weights} if axis.weights else {} for axis in test.drawn},
+    }
+
+
+def _swept(axes: Iterable[SweepAxis], table: str) -> Iterator[tuple[str, list[Any]]]:
+    for axis in axes:
+        section, _, name = axis.field.partition(".")
+        if section == table:
+            yield name, list(axis.values)

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nightbridge.config.toml_writer import scenario_toml
+from nightbridge.config.scenarios import scenario_toml
 from nightbridge.models import (
     NO_VALUE,
     ClusterLimits,

@@ -15,7 +15,7 @@ from nightbridge.cli import first_steps
 from nightbridge.models import NightReport, Verdict, VerdictStatus
 from tests.builders import make_verdict
 from tests.nightbridge.cli.conftest import Program
-from tests.nightbridge.config.test_toml_writer import SCRIPT
+from tests.nightbridge.config.test_script_import import SCRIPT
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,9 +7,8 @@ would be requested of a model of this size, and the launchers were tried with on
 import tempfile
 from pathlib import Path
 
-from nightbridge.config.documents import parse_document
+from nightbridge.config.documents import parse_document, toml_value
 from nightbridge.config.scenarios import load, runs, scenario_of
-from nightbridge.config.toml_writer import toml_value
 from nightbridge.launch.flags import FLAGS, Flag, FlagKind, choices_of
 from nightbridge.launch.launch_plan import placeholder_plan
 from nightbridge.launch.versions import Version, version_for_pin

@@ -1,19 +1,31 @@
-"""The command that a launch script starts with torchrun, read and never executed.
+"""A published launch script of two grids as a test, and both command lines compared.
 
-Assignments, arrays, `export`, `${NAME:-default}` and `$((...))` are followed in their order; branches, loops and
-functions are not, and whatever cannot be determined is an error with its line.
+The command that a script starts with torchrun is read and never executed. Assignments, arrays, `export`,
+`${NAME:-default}` and `$((...))` are followed in their order; branches, loops and functions are not, and whatever
+cannot be determined is an error with its line.
 """
 
 import ast
 import operator
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from nightbridge.config.documents import toml_assignments, toml_value
+from nightbridge.config.scenarios import load, runs
 from nightbridge.errors import InvalidInput
 from nightbridge.launch import syntax_tree
+from nightbridge.launch.hetero import ENCODER, LANGUAGE_MODEL, OFFSET, PROGRAMS, SHARDS
+from nightbridge.launch.hetero_arguments import PASSED, HeteroArguments, option_of_field
+from nightbridge.launch.launch_plan import placeholder_plan
+from nightbridge.launch.parser_source import newest_parser
+from nightbridge.models import Model, Site
+from nightbridge.models.series import number_in
+
+# --- what the script starts -------------------------------------------------------------------------------------------
 
 _ASSIGNMENT = re.compile(r"\s*(?P<export>export\s+)?(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)", re.DOTALL)
 _ELEMENTS = re.compile(r'"?\$\{(?P<name>[A-Za-z_]\w*)\[[@*]\]\}"?|"?\$[@*]"?')
@@ -174,3 +186,150 @@ def _launch(words: list[str], script: _Script) -> Launch:
         raise InvalidInput("torchrun gets no program", subject=str(script.path), advice="Name a complete script")
     program = f"{rest[0].replace('.', '/')}.py" if is_module else rest[0]
     return Launch(program, tuple(rest[1:]), script.exported)
+
+
+# --- the test ---------------------------------------------------------------------------------------------------------
+
+_FIELDS = {option_of_field(field): field for field in PASSED}
+_GRIDS = {
+    **{option: ("encoder", axis) for axis, option in ENCODER.items()},
+    **{option: ("language_model", axis) for axis, option in {**LANGUAGE_MODEL, **SHARDS}.items()},
+}
+_DECIDED = frozenset({"--tensorboard-dir", OFFSET})
+"""What a run decides by itself: where its output goes, and at which rank the language model begins."""
+
+Options = dict[str, str]
+"""Options by name, each with its values as one text."""
+
+
+class ImportedScript(Model):
+    """A launch script as a test file's text, and the options that it gives its program."""
+
+    toml: str
+    options: Options
+
+
+class OptionsDiff(Model):
+    """The options of a test beside those of the script which it comes from; `different` ones have both values."""
+
+    only_test: tuple[str, ...]
+    only_script: tuple[str, ...]
+    different: tuple[str, ...]
+
+
+def import_script(script: Path, image: str, given: Mapping[str, str]) -> ImportedScript:
+    """Turn a launch script into a test file's text.
+
+    Args:
+        script: A bash script that starts a program of two grids with torchrun.
+        image: Container image of the test; a script names none.
+        given: Variables of the environment that the script asks for.
+
+    Raises:
+        InvalidInput: The script starts nothing of the kind, or a value in it cannot be determined.
+    """
+    launch = read_launch(script, given)
+    if launch.program not in PROGRAMS:
+        raise InvalidInput(
+            f"starts {launch.program}, which has no two grids",
+            subject=str(script),
+            advice=f"Import a script that starts {' or '.join(PROGRAMS)}",
+        )
+    options = _options(launch.arguments, script)
+    return ImportedScript(toml="\n".join(_test_lines(script, image, launch, options)) + "\n", options=options)
+
+
+def compare_command_lines(imported: ImportedScript, file: Path) -> OptionsDiff:
+    """Read a test file, plan its run, and compare what the program gets with what the script gives it.
+
+    Raises:
+        InvalidInput: The file cannot be a test; every violation is reported.
+    """
+    scenario = load(file)
+    if scenario.invalid:
+        raise InvalidInput(
+            "cannot be a test as it stands",
+            subject=str(file),
+            advice="Fix these lines, or the script",
+            violations=scenario.invalid[0].violations,
+        )
+    (spec,) = runs(scenario, "import")
+    here = _options(_program_words(placeholder_plan(spec, Site()).batch_script or ""), file)
+    there = imported.options
+    return OptionsDiff(
+        only_test=tuple(sorted(here.keys() - there.keys())),
+        only_script=tuple(sorted(there.keys() - here.keys())),
+        different=tuple(
+            f"{name} {there[name]} became {here[name]}"
+            for name in sorted(here.keys() & there.keys())
+            if not _same(here[name], there[name])
+        ),
+    )
+
+
+def _options(words: Iterable[str], script: Path) -> Options:
+    """The options of a command line; one that is given again replaces what it was, as for argparse."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if word.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?(e-?\d+)?", word):
+            name, _, value = word.partition("=")
+            found[name] = [value] if value else []
+        elif not name:
+            raise InvalidInput(f"the program gets {word!r}, which is no option", subject=str(script))
+        else:
+            found[name].append(word)
+    return {option: values[0] if len(values) == 1 else shlex.join(values) for option, values in found.items()}
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return one == other or float(one) == float(other)
+    except ValueError:
+        return False
+
+
+def _program_words(batch_script: str) -> list[str]:
+    match = re.search(r"bash -c (.*)\Z", batch_script, re.DOTALL)
+    words = shlex.split(shlex.split(match[1])[0]) if match else []
+    return words[next(i for i, word in enumerate(words) if word.endswith(".py")) + 1 :]
+
+
+def _test_lines(script: Path, image: str, launch: Launch, options: Options) -> Iterator[str]:
+    grids: dict[str, dict[str, Any]] = {}
+    arguments: dict[str, Any] = {"container_image": image}
+    if launch.program != PROGRAMS[0]:
+        arguments["program"] = launch.program
+    extra: Options = {}
+    for name, value in options.items():
+        positive = f"--{name.removeprefix('--no-')}"
+        if name in _GRIDS:
+            grid, axis = _GRIDS[name]
+            grids.setdefault(grid, {})[axis] = number_in(value)
+        elif name in _FIELDS:
+            arguments[_FIELDS[name]] = number_in(value) if value else True
+        elif name.startswith("--no-") and positive in _FIELDS and name not in newest_parser().options:
+            arguments[_FIELDS[positive]] = False
+        elif name not in _DECIDED:
+            extra[name.removeprefix("--")] = value
+    yield f"# From {script.name}."
+    yield ""
+    yield f"name = {toml_value(script.stem)}"
+    yield 'test_template_name = "HeteroMIMO"'
+    yield from _table("cmd_args", {key: _text_where_asked(key, value) for key, value in arguments.items()})
+    for grid, sizes in grids.items():
+        yield from _table(f"cmd_args.{grid}", sizes)
+    yield from _table("extra_cmd_args", extra)
+    yield from _table("extra_env_vars", launch.variables)
+    yield from ("", "[[git_repos]]", 'url = "https://github.com/NVIDIA/Megatron-LM.git"', 'commit = "main"')
+
+
+def _text_where_asked(key: str, value: Any) -> Any:
+    annotation = str(HeteroArguments.model_fields[key].annotation)
+    return value if isinstance(value, bool) or "int" in annotation or "float" in annotation else str(value)
+
+
+def _table(name: str, values: Mapping[str, Any]) -> Iterator[str]:
+    if values:
+        yield from ("", f"[{name}]")
+        yield from toml_assignments(values)
