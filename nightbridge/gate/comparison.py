@@ -103,7 +103,7 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
     series = MetricSeries(metric, tonight, past)
     known = [value for value in series.past_values() if value is not None]
     own = measured(metric, tonight.record.summary)
-    if not is_required(metric, tonight.record.spec.test, own, known):
+    if not is_required(metric, tonight.record.spec, own, known):
         return None
     if own is None:
         return compare_with_band(metric, None, fixed_band(metric, series.gate, known[-1:]), 0)

@@ -156,7 +156,7 @@ def compare_with(record: RunRecord, baseline: Sequence[HistoryRow]) -> Verdict:
     for metric in METRICS:
         values = [value for row in baseline if (value := measured(metric, row.summary)) is not None]
         value = measured(metric, record.summary)
-        if is_required(metric, record.spec.test, value, values):
+        if is_required(metric, record.spec, value, values):
             name = baseline[0].run_key if len(baseline) == 1 else ""
             results.append(compare_with_band(metric, value, fixed_band(metric, gate, values), len(values), name))
     return _verdict(record, baseline, tuple(results), None)

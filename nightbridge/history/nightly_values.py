@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from nightbridge.errors import InvalidInput
 from nightbridge.history.reading import is_good
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, measure_of, measured
-from nightbridge.models import NO_VALUE, GatePolicy, Limits, Summary, TestDefinition, VerdictStatus
+from nightbridge.models import NO_VALUE, GatePolicy, Limits, RunSpec, Summary, VerdictStatus
 from nightbridge.models.metrics import Metric
 from nightbridge.numbers import format_count
 
@@ -326,13 +326,18 @@ def times_worse(metric: Metric, runs: Sequence[HistoryRow], least: float) -> lis
     return times
 
 
-def is_required(metric: Metric, test: TestDefinition, value: float | None, earlier: Sequence[float]) -> bool:
+def is_required(metric: Metric, run: RunSpec, value: float | None, earlier: Sequence[float]) -> bool:
     """Whether a run must have a metric, or has it: once an earlier run measured it, later ones have to.
 
-    So it is with one that its test limits: a ceiling for what is not measured would let everything pass.
+    So it is with one that its test limits: a ceiling for what is not measured would let everything pass. A further run
+    that saves no checkpoint, as an arm or a bisect point, takes no time for one.
     """
-    always = metric.always and (test.has_launcher or not metric.launcher_only)
-    return always or metric.name in {*test.gate.required, *test.gate.limits} or value is not None or bool(earlier)
+    test = run.test
+    if value is not None or (metric.always and (test.has_launcher or not metric.launcher_only)):
+        return True
+    if metric.fact == "checkpoints" and run.repeat and test.harvest.checkpoint == "none":
+        return False
+    return metric.name in {*test.gate.required, *test.gate.limits} or bool(earlier)
 
 
 def beyond_limits(metric: Metric, value: float, limits: Limits) -> str:

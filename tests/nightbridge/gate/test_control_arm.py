@@ -27,7 +27,7 @@ from nightbridge.gate.tonight import Evidence
 from nightbridge.history.history_store import put_row
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import GatePolicy, Outcome, RunRecord, SecretRef, StoreSettings, Verdict, VerdictStatus
+from nightbridge.models import GatePolicy, Limits, Outcome, RunRecord, SecretRef, StoreSettings, Verdict, VerdictStatus
 from nightbridge.models.series import series_id
 from nightbridge.report.tables import further_runs_of
 from nightbridge.store.directory import DirectoryStore
@@ -424,6 +424,22 @@ def test_a_regression_on_a_cluster_that_moved_is_not_over_before_a_pair_says_so(
     assert (as_bad.status, as_bad.news, as_bad.moved["step_time"]) == (VerdictStatus.REGRESSED, "standing", 1.0)
     assert (repaired.status, repaired.news, repaired.reruns) == (VerdictStatus.PASSED, "over", 0)
     assert (both.status, both.news, both.reruns) == (VerdictStatus.PASSED, "over", 0)
+
+
+def test_arms_that_save_no_checkpoint_need_no_time_of_one() -> None:
+    def saving(row: HistoryRow) -> HistoryRow:
+        return row.model_copy(update={"summary": row.summary.model_copy(update={"checkpoint_time": 30.0})})
+
+    policy = GatePolicy(limits={"checkpoint_time": Limits(max=60)})
+    nights, own = [saving(row) for row in good_nights()], run(1.08, "2026-11-10", policy)
+    spec = arm_run(own.spec, run(1.0, "2026-11-01", policy), 1)
+    arm = run(1.08, "2026-11-10", policy).model_copy(update={"spec": spec})
+    saves = arm.model_copy(update={"spec": own.spec.model_copy(update={"repeat": 1})})
+
+    assert spec.test.harvest.checkpoint == "none"
+    assert compare(arm, nights).status is VerdictStatus.REGRESSED
+    assert compare(saves, nights).status is VerdictStatus.FAILED
+    assert compare(own, nights).status is VerdictStatus.FAILED
 
 
 def test_control_arms_are_no_runs_of_their_night() -> None:
