@@ -59,6 +59,9 @@ _PIP_ERRORS = (
         r"| broken)|Temporary failure in name resolution|Name or service not known|Max retries exceeded|IncompleteRead"
         r"|ProtocolError|(429|50[0234]) (Client|Server) Error",
         TransientError, _NOT_INSTALLED,
+        "The package index did not answer: check the network and pip's index. Without a network fill a folder of wheels"
+        " elsewhere (`pip download --no-deps --requirement launcher.lock --dest FOLDER`) and name it: `wheels` of the"
+        " site, or PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER",
     ),
     ErrorPattern(
         r"DO NOT MATCH THE HASHES",
