@@ -11,8 +11,7 @@ from prefect.client.orchestration import get_client
 from pydantic import ConfigDict, Field, HttpUrl, SecretStr, ValidationError, field_validator, model_validator
 
 from nightbridge import models
-from nightbridge.blocks.settings_block import Password, SettingsBlock
-from nightbridge.blocks.store_block import HarvestStore
+from nightbridge.blocks.store_block import HarvestStore, Password, SettingsBlock
 from nightbridge.config.sites import PLAIN_CLUSTERS, cluster_called, plain_site
 from nightbridge.errors import InvalidInput
 from nightbridge.models import (

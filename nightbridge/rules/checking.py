@@ -27,6 +27,7 @@ from nightbridge.models import (
     Violation,
 )
 from nightbridge.rules import (
+    checkpoint_rules,
     cloudai,
     config_container_compute,
     config_container_training,
@@ -62,14 +63,14 @@ from nightbridge.rules.sweep_points import (
 
 RunRules = tuple[Rule[RuleContext], ...]
 
-RULES: RunRules = rules_in(required, megatron_core, site_rules, launcher)
+RULES: RunRules = rules_in(required, megatron_core, site_rules, checkpoint_rules, launcher)
 """The rules of the normal profile."""
 
 CLOUDAI_RULES: RunRules = rules_in(cloudai)
 
 PROFILES: Mapping[Compat, RunRules] = {
     "none": RULES,
-    "cloudai": (*rules_in(required), *CLOUDAI_RULES, *rules_in(site_rules, launcher)),
+    "cloudai": (*rules_in(required), *CLOUDAI_RULES, *rules_in(site_rules, checkpoint_rules, launcher)),
 }
 """What a test's `compat` makes of sizes and CUDA graphs: our corrected rules, or CloudAI's own constraints.
 

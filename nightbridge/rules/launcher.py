@@ -1,4 +1,4 @@
-"""What the pinned launcher, its recipe and its configuration need and accept: checkpoints, flags, recipes, overrides.
+"""What the pinned launcher, its recipe and its configuration need and accept: flags, profiling, recipes, overrides.
 
 Recipes are found by reading the pinned code: importing it would need torch and a GPU.
 """
@@ -13,60 +13,12 @@ from nightbridge.launch.config_schema import ConfigSchema, unreadable
 from nightbridge.launch.flags import SPELLINGS, text_of
 from nightbridge.launch.launch_plan import RECIPE_STEPS, WANDB, unknown_flags, unsafe_values, wandb_text, wrong_choices
 from nightbridge.launch.parser_source import launcher_of
-from nightbridge.launch.resources import oversized_checkpoint, parameters_of, resumed_from, trains_adapters
 from nightbridge.launch.shipped import pinned_recipes, released_recipes
 from nightbridge.launch.versions import RELEASES, V0_6_0, is_release, version_of_ref
-from nightbridge.models import HarvestPolicy, TestDefinition
+from nightbridge.models import TestDefinition
 from nightbridge.models.series import DEFAULTS
 from nightbridge.rules.required import has_performance_recipe, is_given
 from nightbridge.rules.rule import UPSTREAM, RuleContext, cmd_args, is_local, pinned_schema, rule
-
-_NIGHTS = "nightbridge: what a night stores and compares"
-
-_SIZE_FIELDS = cmd_args(
-    "model_recipe_name task optimizer_type hidden_size num_layers num_moe_experts first_k_dense_replace"
-)
-
-
-@rule("checkpoint-size", _NIGHTS, (*_SIZE_FIELDS, "harvest"))
-def _size(run: RuleContext) -> Iterator[str]:
-    """A checkpoint with optimiser state is 14 bytes or more for each parameter, and every night stores one."""
-    if run.test.harvest.checkpoint != "none" and (size := oversized_checkpoint(run.test)):
-        yield f'{size}; write harvest.checkpoint = "none", or a larger max_checkpoint_bytes'
-
-
-@rule("checkpoint-size-unknown", _NIGHTS, (*_SIZE_FIELDS, "harvest"), "warning")
-def _size_unknown(run: RuleContext) -> Iterator[str]:
-    """A checkpoint whose size nobody has estimated may fill the file system of the cluster."""
-    harvest = run.test.harvest
-    is_written = harvest.checkpoint == "none" or harvest.max_checkpoint_bytes != HarvestPolicy().max_checkpoint_bytes
-    if not is_written and not trains_adapters(run.test) and parameters_of(run.test) is None:
-        yield (
-            f"cannot tell the size of a checkpoint of {run.args.get('model_recipe_name')} from this configuration; "
-            'write harvest.checkpoint = "none", or in harvest.max_checkpoint_bytes how large it may be'
-        )
-
-
-@rule("checkpoint-interval", _NIGHTS, cmd_args("save_interval"), "warning")
-def _interval(run: RuleContext) -> Iterator[str]:
-    """A policy for several checkpoints means nothing where only one is written."""
-    kept = run.test.harvest.checkpoint
-    if kept not in ("none", "last") and not run.args.get("save_interval"):
-        yield (
-            f"harvest.checkpoint is {kept!r}, and without save_interval the run saves once, at its end; "
-            "write cmd_args.save_interval"
-        )
-
-
-@rule("resumes", _NIGHTS, (*cmd_args("load_dir"), "extra_cmd_args"), "warning")
-def resumes(run: RuleContext) -> Iterator[str]:
-    """A run that resumes from a checkpoint trains other steps than one that starts from scratch; it is no baseline."""
-    if path := resumed_from(run.test):
-        yield (
-            f"the run resumes from {path}, where another one ended, so it cannot be a baseline; "
-            "remove cmd_args.load_dir, or the override checkpoint.load, for a run that starts from scratch"
-        )
-
 
 _PROFILING = "Megatron-Bridge: ProfilingConfig in training/config.py at 067f987d (main)"
 
