@@ -337,6 +337,19 @@ def without_false_cancellation(row: JobStatus) -> JobStatus:
     return row
 
 
+# Accounting closes the row of a start that is requeued with these, and opens that of the next start seconds later.
+_MAY_RUN_AGAIN = frozenset({JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.PREEMPTED})
+
+
+def _unconfirmed(row: JobStatus) -> JobStatus:
+    """A row of accounting while slurmctld does not answer. One that it may have requeued, or lost, is not over yet."""
+    closed_by_slurm = row.state is JobState.CANCELLED and not row.cancelled_by
+    if row.state not in _MAY_RUN_AGAIN and not closed_by_slurm:
+        return row
+    reason = f"{row.state} for accounting, to be confirmed by slurmctld"
+    return row.model_copy(update={"state": JobState.COMPLETING, "reason": reason, "exit_code": None, "signal": None})
+
+
 def _parse_time(text: str) -> datetime | None:
     try:
         return datetime.fromisoformat(text.strip()).replace(tzinfo=UTC)
@@ -382,7 +395,9 @@ def statuses_of(
     if live is None and past is None:
         raise StatusUnknown("neither slurmctld nor slurmdbd answered", subject=cluster, advice="Will retry")
     merged = newest(past or ())
-    if live is not None:
+    if live is None:
+        merged = {job_id: _unconfirmed(row) for job_id, row in merged.items()}
+    else:
         # slurmctld answered and does not know the job: a row that still calls it live is accounting's delay.
         known = newest(live)
         ended = {

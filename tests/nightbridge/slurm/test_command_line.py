@@ -545,6 +545,31 @@ def test_of_a_requeued_job_the_last_submission_counts() -> None:
     assert newest(rows)[7].state is JobState.COMPLETED
 
 
+@pytest.mark.parametrize(
+    ("said", "alone"),
+    [
+        ("PREEMPTED", JobState.COMPLETING),
+        ("NODE_FAIL", JobState.COMPLETING),
+        ("BOOT_FAIL", JobState.COMPLETING),
+        ("CANCELLED", JobState.COMPLETING),
+        ("CANCELLED by 1000", JobState.CANCELLED),
+        ("FAILED", JobState.FAILED),
+        ("TIMEOUT", JobState.TIMEOUT),
+    ],
+)
+def test_accounting_alone_ends_no_job_that_slurmctld_may_have_requeued_or_lost(
+    said: str, alone: JobState, fake: Callable[..., CommandLineCluster]
+) -> None:
+    """As a real slurmctld 22.05 leaves it that is stopped right after it has requeued a job."""
+    sacct = f"echo '7|{said}|2026-11-27T10:17:52|2026-11-27T10:17:53|2026-11-27T10:18:02|node1|None|0:0|run-a1'"
+
+    without = fake(squeue="echo 'Unable to contact slurm controller' >&2; exit 1", sacct=sacct).states([7])[7]
+    confirmed = fake(squeue="exit 0", sacct=sacct).states([7])[7]
+
+    assert without.state is alone
+    assert confirmed.state is JobState[said.split()[0]]
+
+
 def test_an_exit_code_is_believed_once_accounting_knows_when_the_job_ended() -> None:
     (row,) = parse_sacct("9|FAILED|2026-11-22T22:26:58|2026-11-22T22:26:59|Unknown|node[1-2]|None|0:0|run-a1\n")
 
