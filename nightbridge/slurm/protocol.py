@@ -24,6 +24,8 @@ class Lookup(Model):
     complete: bool
     queue_answered: bool = False
     """Whether squeue did, be accounting silent or not."""
+    queued: frozenset[int] = frozenset()
+    """The ids that squeue listed."""
 
 
 class Cluster(Protocol):

@@ -364,17 +364,28 @@ def lookup_of(name: str, live: Rows | None, past: Rows | None) -> Lookup:
     """The jobs of exactly this name, complete only when both sources answered."""
     merged = merge(newest(live or ()), newest(past or ()))
     jobs = sorted((status for status in merged.values() if status.name == name), key=lambda status: status.job_id)
-    return Lookup(jobs=tuple(jobs), complete=live is not None and past is not None, queue_answered=live is not None)
+    return Lookup(
+        jobs=tuple(jobs),
+        complete=live is not None and past is not None,
+        queue_answered=live is not None,
+        queued=frozenset(row.job_id for row in live or ()),
+    )
 
 
 def live_jobs(name: str, lookup: Lookup, states: Callable[[Sequence[int]], Mapping[int, JobStatus]]) -> list[int]:
     """The ids of the jobs of this name that are alive, and still have their ids.
 
-    Accounting goes on calling a job alive that slurmctld has lost, and another job may have got its id since.
+    Accounting goes on calling a job alive that slurmctld has lost, and another job may have got its id since. One that
+    slurmctld has just listed lives on where `states` has no answer: it may be away by now, and accounting behind.
     """
     found = [job.job_id for job in lookup.jobs if job.state not in TERMINAL]
     now = states(found) if found else {}
-    return [job_id for job_id, status in now.items() if status.name == name and status.state not in TERMINAL]
+    listed = lookup.queued.difference(now)
+    return [
+        job_id
+        for job_id in found
+        if job_id in listed or ((status := now.get(job_id)) and status.name == name and status.state not in TERMINAL)
+    ]
 
 
 def statuses_of(

@@ -165,6 +165,21 @@ def test_a_job_that_slurm_has_lost_is_not_cancelled(
     assert (found.jobs, found.doubts, slurm.cancelled) == ((), (), ())
 
 
+def test_a_job_that_only_the_first_of_two_answers_showed_is_cancelled_all_the_same(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+) -> None:
+    """slurmctld goes away between two questions, and accounting does not have the job yet."""
+    once = 'cd "$(dirname "$0")"; cat squeue.txt && rm squeue.txt && exit; echo "Unable to contact slurm controller" >&2; exit 1'
+    (slurm.folder / "squeue").write_text(f"#!/bin/sh\n{once}\n")
+    (slurm.folder / "refused-100").write_text("scancel: error: Unable to contact slurm controller\n")
+
+    found = cancel_jobs(KEYS[:1], tmp_path, slurm)
+
+    assert slurm.cancelled == [100]
+    with pytest.raises(StatusUnknown, match=r"job 100: .*Unable to contact slurm controller"):
+        found.check("night")
+
+
 def test_an_sbatch_that_may_still_be_under_way_leaves_open_whether_there_is_a_job(
     slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
 ) -> None:
