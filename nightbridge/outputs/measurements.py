@@ -242,6 +242,9 @@ def measure(
     return summarise(curves, gate, steps_expected, settings or RunSettings(), job), curves.table
 
 
+_VALIDATION_TAG = "lm loss validation"
+
+
 def summarise(
     curves: Curves, gate: GatePolicy, steps_expected: int | None, settings: RunSettings, job: Job | None
 ) -> Summary:
@@ -262,6 +265,9 @@ def summarise(
         if 0 < present < len(values):
             lost = f"{len(values) - present} of {len(values)} steady iterations"
             damage.append(f"`{STEP_COLUMNS[name].tag}` is missing or not finite at {lost}")
+    evaluated = curves.rows_of(_VALIDATION_TAG)["value"]
+    if bad := len(evaluated) - len(_finite(evaluated)):
+        damage.append(f"`{_VALIDATION_TAG}` is not finite at {bad} of {len(evaluated)} evaluations")
     grad_norms, losses = _finite(curves.steps["grad_norm"]), _finite(curves.steps["loss"])
     logged = latest_steps(curves.log.steps).values()
     of_times = _statistics("step_time", times)

@@ -113,6 +113,7 @@ class Left:
     damage: Callable[[Path], None] | None = None
     ending: str = "[after training is done] datetime: 2026-11-01 03:12:00\n"
     batch_log: str = ""
+    validation: Numbers = ()
     state: JobState = JobState.COMPLETED
     exit_code: int = 0
 
@@ -188,6 +189,9 @@ def write_events(left: Left, path: Path) -> None:
             rows = [(tag, step, value) for tag, value in values.items() if left.tag_filter(tag, step)]
             if left.tag_filter("lm loss", step):
                 rows.append(("lm loss vs samples", step * left.samples_per_step, left.loss[place]))
+            if place == len(left.steps) - 1:
+                evaluated = zip((step // 2, step), left.validation, strict=False)
+                rows += [("lm loss validation", at, value) for at, value in evaluated]
             for tag, at, value in rows:
                 summary = EventSummary(value=[EventSummary.Value(tag=tag, simple_value=value)])
                 writer.write(Event(wall_time=clock, step=at, summary=summary).SerializeToString())

@@ -191,6 +191,7 @@ BROKEN = (
     broken("loss NaN at the last step", "loss not finite", "failed", loss=to(math.nan, [50])),
     broken("loss NaN from step 30 on", "loss not finite", "failed", loss=to(math.nan, range(30, 51))),
     broken("loss infinite at step 25", "loss not finite", "failed", loss=to(math.inf, [25])),
+    broken("validation loss NaN", "validation not finite", "failed", validation=(3.1, math.nan)),
     broken("loss 9 % higher but at the last step", "loss biased", "regressed", loss=times(1.09, range(1, 50))),
     broken("loss 3 % higher", "loss biased", "regressed", loss=times(1.03)),
     broken("loss 1 % higher in the second half", "loss biased", "regressed", loss=times(1.01, SECOND_HALF)),
@@ -437,6 +438,7 @@ def test_a_good_run_of_a_deterministic_test_is_green(deterministic_nights: Histo
         pytest.param({"banner": ""}, id="nothing about the GPU"),
         pytest.param({"world_size": None}, id="TensorBoard without the world size"),
         pytest.param({"seconds": times(0.95)}, id="5 % faster"),
+        pytest.param({"validation": (3.1, 2.9)}, id="a validation loss as well"),
     ],
 )
 def test_what_is_not_broken_is_green(fields: dict[str, Any], nights: History, tmp_path: Path) -> None:
