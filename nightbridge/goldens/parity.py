@@ -396,13 +396,13 @@ def _faults(found: CurveParity, bands: ParityBands) -> tuple[str, ...]:
     if not found.steps:
         return tuple(faults)
     limits = (
-        ("a single step", found.largest, bands.single_step, f" at step {found.largest_at}"),
-        ("the moving average", found.smoothed, bands.smoothed, f" at step {found.smoothed_at}"),
-        ("the mean of the tail", found.tail, bands.tail, ""),
+        ("a single step", found.largest, bands.single_step, "", f" at step {found.largest_at}"),
+        ("the moving average", found.smoothed, bands.smoothed, "", f" at step {found.smoothed_at}"),
+        ("the mean of the tail", found.tail, bands.tail, "+", ""),  # the others have no sign
     )
-    for what, difference, limit, where in limits:
+    for what, difference, limit, sign, where in limits:
         if difference is None or not abs(difference) <= limit:
-            far = "unknown" if difference is None else f"{100 * difference:+.3g} %"
+            far = "unknown" if difference is None else f"{100 * difference:{sign}.3g} %"
             faults.append(f"{found.tag}: {what} differs by {far}{where} (limit {100 * limit:.3g} %)")
     return tuple(faults)
 

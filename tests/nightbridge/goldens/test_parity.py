@@ -107,6 +107,12 @@ class TestSameConvergence:
         assert found.tail == pytest.approx(0.2)
         assert "the mean of the tail differs by +20 % (limit 0.25 %)" in " ".join(found.faults)
 
+    def test_a_lower_loss_is_not_said_to_be_a_higher_one(self, loss: dict[int, float]) -> None:
+        found = " ".join(compare_curves(loss, {s: v * (0.5 if s >= 70 else 1) for s, v in loss.items()}).faults)
+
+        assert "a single step differs by 50 % at step" in found
+        assert "the mean of the tail differs by -50 %" in found
+
     def test_a_reference_of_zero_is_left_by_any_step_away_from_it(self) -> None:
         zeros = dict.fromkeys(STEPS, 0.0)
 
