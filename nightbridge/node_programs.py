@@ -114,5 +114,6 @@ def read_response(
     raise PermanentError(
         f"a compute node could not start the {doing} ({how})",
         subject=subject,
-        advice=f"The nodes must see {sys.executable} under the same path; or set {instead}",
+        advice=f"The nodes must see {sys.executable} under the same path; or set {instead}. "
+        "Where nightbridge was upgraded during the night, Retry the flow run: it goes on with the jobs that ran",
     )

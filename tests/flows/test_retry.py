@@ -7,6 +7,7 @@ import errno
 import html
 import os
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -24,6 +25,7 @@ from nightbridge.attribution.attribution_plan import keep_plan
 from nightbridge.attribution.attribution_result import evaluate, keep_result
 from nightbridge.flows.final_states import result_of
 from nightbridge.flows.nightly import _attributed, _verdict_of, nightly
+from nightbridge.harvest import node_harvest
 from nightbridge.models import (
     Comparison,
     NightReport,
@@ -37,9 +39,11 @@ from nightbridge.models import (
 )
 from nightbridge.models.site import Budget
 from nightbridge.nights.records import NightPlan, NightStart, NightTest, find_nights, record_end, record_start
+from nightbridge.processes import Finished, own_program, run
 from nightbridge.slurm.attempt_files import AttemptContext, record_ended
 from nightbridge.slurm.attempts import AttemptRequest, choose_attempt, next_attempt
 from nightbridge.store.object_store import open_store
+from nightbridge.tasks import harvest
 from nightbridge.tasks.context import NightContext
 from nightbridge.tasks.site_access import store_of
 from tests.builders import ATTRIBUTION_PLAN, exchange_runs, make_job, make_record, make_verdict
@@ -71,6 +75,48 @@ def test_a_retried_night_opens_new_attempts_for_what_failed_and_for_nothing_else
         VerdictStatus.NO_BASELINE,
     ]
     assert attempts_in(runs) == {"t0": ["a1"], "t1": ["a1", "a2"], "t2": ["a1"]}
+
+
+@pytest.mark.launcher
+@pytest.mark.usefixtures("flows_here")
+def test_a_harvest_that_an_upgrade_took_its_program_from_is_done_by_a_retry_without_a_second_job(
+    repositories: PracticeRepositories, environments_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flow run is of the release before, which names a module that the package on the node does not have."""
+    good = commit_behaviour(repositories, "Good", crash_at=None)
+    scenario = write_scenario(tmp_path / "conf", repositories, "one", Entry(id="t0", commit=good))
+    site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
+    site.write_text(f'{site.read_text()}[harvest]\non = "node"\n')
+    parameters = {"scenario": str(scenario), "night": "n1", "system": str(site)}
+    monkeypatch.setattr(harvest, "node_runner", lambda *_: run_here)
+    with monkeypatch.context() as before:
+        before.setattr(
+            node_harvest, "own_program", lambda _, arguments: own_program("nightbridge.of_before", arguments)
+        )
+        first = nightly(**parameters, return_state=True)
+    (lost,) = result_of(first).verdicts
+    assert lost.status is VerdictStatus.INFRASTRUCTURE
+    said = " ".join(lost.reasons)
+    assert "No module named 'nightbridge.of_before'" in said
+    assert "upgraded during the night, Retry" in said
+
+    (kept,) = result_of(retry(first.state_details.flow_run_id, parameters)).verdicts
+
+    assert kept.status is VerdictStatus.NO_BASELINE
+    assert attempts_in(tmp_path / "workspace" / "runs") == {"t0": ["a1"]}
+
+
+def run_here(
+    _name: str,
+    argv: Sequence[str | Path],
+    *,
+    environment: Mapping[str, str],
+    timeout: float,
+    given: bytes = b"",
+    on_line: Callable[[str], None] | None = None,
+) -> Finished:
+    """A node that is this machine."""
+    return run(argv, environment={**os.environ, **environment}, timeout=timeout, given=given, on_line=on_line)
 
 
 @pytest.mark.usefixtures("flows_here")
