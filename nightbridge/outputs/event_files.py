@@ -296,7 +296,12 @@ def _sessions(files: Sequence[EventFile], steps: "NDArray[np.int64]") -> "tuple[
 
 
 def metrics_parquet(table: "pd.DataFrame") -> bytes:
-    """The content of `metrics.parquet`: the scalar table as one Parquet file (zstd). The same table, the same bytes."""
+    """The content of `metrics.parquet`: the scalar table as one Parquet file. The same table, the same bytes.
+
+    Numbers are packed (zstd), and texts are not: a run has named them, and they are searched for secrets before they
+    are stored.
+    """
+    packing: Any = {name: "none" if name in ("tag", "file") else "zstd" for name in table.columns}
     buffer = io.BytesIO()
-    table.to_parquet(buffer, engine="pyarrow", index=False, compression="zstd")
+    table.to_parquet(buffer, engine="pyarrow", index=False, compression=packing)
     return buffer.getvalue()

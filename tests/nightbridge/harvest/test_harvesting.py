@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -404,6 +405,17 @@ def test_a_secret_inside_an_event_file_leaves_that_file_out(directory: ObjectSto
     record = left.harvest(directory)
     assert any(line.startswith("tensorboard/events") for line in record.left_out)
     assert not [path for path in objects(directory, record.prefix) if path.startswith("tensorboard/")]
+
+
+def test_a_secret_in_the_name_of_a_scalar_is_found_in_the_measurements_too(
+    directory: ObjectStore, left: LeftRun
+) -> None:
+    """As compressed text it would be seen by nobody but who reads the table."""
+    tags = [*(f"train/params norm/layer {number}/self_attention" for number in range(40)), f"text/{TOKEN}", "lm loss"]
+    table = pd.DataFrame([{"tag": tag, "step": step, "value": 0.5 * step} for tag in tags for step in range(50)])
+    record = replace(left, metrics=table).harvest(directory)
+    assert "metrics.parquet: contains a secret; binary files are never altered" in record.left_out
+    assert "metrics.parquet" not in objects(directory, record.prefix)
 
 
 class Meddler:
