@@ -16,12 +16,13 @@ import html
 import json
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, quote_plus
 
-from nightbridge.files import copy_regular
+from nightbridge.files import CHUNK, copy_regular
 from nightbridge.secrets import MAX_SHAPE_BYTES, SHAPE_CONTEXT, Found, find_shapes, holds_token, positions
 
 if TYPE_CHECKING:
@@ -84,9 +85,18 @@ def _spellings(value: str) -> Iterator[bytes]:
 
 def _known_texts(values: Iterable[str]) -> set[bytes]:
     """Every spelling of the values, and of those parts of them that are secrets by themselves."""
+    return {text for value in _with_parts(values) if len(value) >= MIN_LENGTH for text in _spellings(value)}
+
+
+def _with_parts(values: Iterable[str]) -> set[str]:
     parts = {part for value in values for found in _PARTS for part in found.findall(value)}
-    parts = {*values, *parts, *map(os.path.expandvars, parts)}
-    return {text for part in parts if len(part) >= MIN_LENGTH for text in _spellings(part)}
+    return {*values, *parts, *map(os.path.expandvars, parts)}
+
+
+def _wide_texts(values: Iterable[str]) -> set[bytes]:
+    """The values in UTF-16, as other languages keep texts; without the zero that stands last or first."""
+    long = (value for value in _with_parts(values) if len(value) >= MIN_ENCODED)
+    return {value.encode("utf-16-le", "surrogatepass").rstrip(b"\0") for value in long}
 
 
 _MULTIPLIER = 2654435761
@@ -138,7 +148,7 @@ class _Texts:
 
 @functools.lru_cache(maxsize=8)
 def _texts(values: frozenset[str]) -> _Texts:
-    return _Texts(_known_texts(values))
+    return _Texts(_known_texts(values) | _wide_texts(values))
 
 
 MIN_PIECE = 12
@@ -376,3 +386,41 @@ class SecretFinder:
 
     def _holds(self, data: bytes | bytearray, size: int) -> bool:
         return bool(self._texts.find(data, size)) or holds_token(data, size, max(min(self._unread, size), 0))
+
+
+_GZIP = b"\x1f\x8b\x08"
+_MAX_RATIO = 100
+"""A file that unpacks to more times its size was made to, and is not unpacked further: texts reach a tenth of that."""
+
+
+class GzipFinder:
+    """Looks for secrets in what a gzip file, such as PyTorch's trace, unpacks to; `found` as of `SecretFinder`."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self._secrets, self._allowed, self.found = secrets, 0, False
+        self._unpacker: zlib._Decompress | None = None
+
+    def feed(self, piece: bytearray, size: int) -> None:
+        """Unpack the first `size` bytes of the next piece, and look at that."""
+        if not self._allowed and piece.startswith(_GZIP, 0, size):
+            self._finder, self._unpacker = SecretFinder(self._secrets), _unpacker()
+        self._allowed += _MAX_RATIO * size
+        packed = bytes(piece[:size]) if self._unpacker else b""
+        try:
+            while self._unpacker and self._allowed > 0:
+                data = bytearray(self._unpacker.decompress(packed, CHUNK))
+                self._finder.feed(data, len(data))
+                self.found |= self._finder.found
+                self._allowed -= len(data)
+                packed = self._unpacker.unconsumed_tail
+                if self._unpacker.eof:  # another may follow, as where a writer appends
+                    packed, self._unpacker = self._unpacker.unused_data, _unpacker()
+                if not packed and len(data) < CHUNK:
+                    return
+        except zlib.error:
+            pass
+        self._unpacker = None
+
+
+def _unpacker() -> "zlib._Decompress":
+    return zlib.decompressobj(zlib.MAX_WBITS | 16)

@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 
 from nightbridge.errors import DamagedData
 from nightbridge.files import open_regular, unless_away
-from nightbridge.masking import SecretFinder
+from nightbridge.masking import GzipFinder, SecretFinder
 
 PART_SIZE = 8 << 20
 """Bytes of a part, and of the largest file without parts."""
@@ -225,7 +225,7 @@ class FileSource:
 
     def _begin(self, part_size: int) -> None:
         self.digest = FileDigest(part_size)
-        self._finder = SecretFinder(self._secrets)
+        self._finders = (SecretFinder(self._secrets), GzipFinder(self._secrets))
         self._crcs = CrcCheck(self._extents)
         self._read = 0
 
@@ -242,8 +242,9 @@ class FileSource:
                 raise self._changed()
             filled += count
         self.digest.update(view[:filled])
-        self._finder.feed(buffer, filled)
-        if self._finder.found:
+        for finder in self._finders:
+            finder.feed(buffer, filled)
+        if any(finder.found for finder in self._finders):
             raise DamagedData("contains a secret; binary files are never altered", subject=str(self.path))
         self._crcs.update(view[:filled])
         self._read += filled

@@ -1,6 +1,7 @@
 """Masking: secrets are taken out of texts wherever they are, and found in binaries."""
 
 import base64
+import gzip
 import html
 import json
 import random
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from nightbridge import files, masking, secrets
 from nightbridge.errors import DamagedData, PermanentError
-from nightbridge.masking import MASK, SecretFinder, copy_masked, mask_text
+from nightbridge.masking import MASK, GzipFinder, SecretFinder, copy_masked, mask_text
 from nightbridge.secrets import MAX_SHAPE_BYTES, find_shapes
 
 TOKEN = "hf_PlantedToken"
@@ -470,8 +471,26 @@ def test_a_short_value_in_a_binary_is_chance() -> None:
 @pytest.mark.parametrize("shift", range(3))
 @pytest.mark.parametrize("piece", [3, 16, 100])
 def test_an_encoded_value_is_found_in_a_binary(shift: int, piece: int) -> None:
-    for text in (base64.b64encode(b"u" * shift + SECRETS[0].encode()), SECRETS[0].encode().hex().encode()):
+    wide = (SECRETS[0].encode(encoding) for encoding in ("utf-16-le", "utf-16-be"))
+    for text in (base64.b64encode(b"u" * shift + SECRETS[0].encode()), SECRETS[0].encode().hex().encode(), *wide):
         assert found(b"\0" * 21 + text + b"\0" * 30, SECRETS, piece)
+
+
+@pytest.mark.parametrize("piece", [16, 1000])
+def test_a_secret_is_found_in_what_a_gzip_file_unpacks_to(piece: int) -> None:
+    def is_found(data: bytes) -> bool:
+        finder = GzipFinder(SECRETS)
+        for start in range(0, len(data), piece):
+            finder.feed(bytearray(data[start : start + piece]), len(data[start : start + piece]))
+        return finder.found
+
+    noise, secret = random.Random(1).randbytes(2000), SECRETS[0].encode()
+    packed = gzip.compress(noise + secret + noise)
+    assert is_found(packed)
+    assert is_found(gzip.compress(noise) + packed), "a second member, as where a writer appends"
+    assert not is_found(gzip.compress(noise)[:-9] + packed), "damaged"
+    assert not is_found(b"-" + packed), "no gzip file"
+    assert not is_found(gzip.compress(bytes(300 << 20) + secret)), "made to unpack to much more than it is"
 
 
 @pytest.mark.parametrize("token", [HF, AWS, *TOKENS])
