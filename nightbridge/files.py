@@ -12,6 +12,7 @@ import os
 import pwd
 import shutil
 import stat
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -255,14 +256,6 @@ def walk(folder: Path, on_error: Callable[[OSError], None] = _stop) -> Iterator[
             return
 
 
-def bytes_of(path: Path) -> int:
-    """Bytes of a file that was listed; 0 where it has been deleted since: who reads it finds that out."""
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0
-
-
 def copy_regular(
     source: Path,
     target: Path,
@@ -277,7 +270,7 @@ def copy_regular(
         target: The copy; replaced.
         change: What is written of each chunk; called with b"" after the last one.
         below: As of `open_regular`.
-        length: How many bytes of it; all when None.
+        length: How many bytes of it; when None all of a text, in which a line stands for a hole of more than a `CHUNK`.
 
     Raises:
         DamagedData: The source cannot be read.
@@ -296,12 +289,24 @@ def copy_regular(
 
 def _pieces(source: Path, below: Path | None, length: int | None) -> Iterator[bytes]:
     """A file in chunks; the last one is empty."""
-    with reading(source), open_regular(source, below=below) as reader:
-        left = os.fstat(reader.fileno()).st_size if length is None else length
-        while left and (piece := reader.read(min(left, CHUNK))):
+    with reading(source), open_regular(source, below=below, buffering=0) as reader:
+        at, end = 0, os.fstat(reader.fileno()).st_size if length is None else length
+        while at < end and (piece := reader.read(min(end - at, CHUNK))):
             yield piece
-            left -= len(piece)
+            at += len(piece)
+            # Whose log was cut while it wrote goes on where it was: a terabyte in between costs it nothing.
+            if length is None and (data := min(_data_from(reader.fileno(), at), end)) > at:
+                yield b"\n[%d bytes were never written here]\n" % (data - at)
+                at = reader.seek(data)
     yield b""
+
+
+def _data_from(descriptor: int, at: int) -> int:
+    """Where in a file the first byte from `at` on lies that somebody has written."""
+    try:
+        return os.lseek(descriptor, at, os.SEEK_DATA)
+    except OSError as error:
+        return sys.maxsize if error.errno == errno.ENXIO else at
 
 
 def _descriptor(path: Path, below: Path | None) -> int:

@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from nightbridge.files import bytes_of, open_regular, unless_away, walk
+from nightbridge.files import open_regular, unless_away, walk
 from nightbridge.models import Checkpoint, Job, Model
 from nightbridge.outputs.checkpoints import LOADER_STATES, TRACKERS, find_checkpoints
 
@@ -140,10 +140,18 @@ def _unknown_products(tree: "_Tree", output: RunOutput) -> Iterator[NotStored]:
         if path in known or any(fnmatchcase(inside, pattern) for pattern in _LAUNCHER_FILES):
             continue
         root = max((each for each in tree.folders if path.is_relative_to(each)), key=lambda each: len(each.parts))
-        found.setdefault(root / path.relative_to(root).parts[0], []).append(bytes_of(path))
+        found.setdefault(root / path.relative_to(root).parts[0], []).append(_bytes_of(path))
     for entry, sizes in found.items():
         files = f"{len(sizes)} file{'s' * (len(sizes) != 1)}, {sum(sizes)} bytes"
         yield NotStored(_printable(entry), f"no rule stores it ({files})")
+
+
+def _bytes_of(path: Path) -> int:
+    """Bytes of a file that was listed; 0 where it has been deleted since."""
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
 
 
 def _printable(path: Path) -> str:

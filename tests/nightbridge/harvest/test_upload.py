@@ -1,5 +1,6 @@
 """What a run may leave that is odd: empty, huge, numerous, oddly named. All of it arrives, in bounded memory."""
 
+import gzip
 import os
 import random
 import re
@@ -104,6 +105,36 @@ def test_a_known_secret_fails_the_binary_that_holds_it_and_no_other(
     assert [(each.path, "secret" in each.reason) for each in sent.left_out] == [("bad", True)]
     assert [file.path for file in sent.files] == ["good"]
     assert store.get("runs/a1/bad") is None
+
+
+def test_a_secret_in_a_packed_trace_leaves_it_out_and_a_trace_without_one_is_stored(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    words = random.Random(3).randbytes(300_000).hex().encode()
+    for name, middle in (("bad.pt.trace.json.gz", b"hf_a_secret"), ("good.pt.trace.json.gz", b"nothing")):
+        (tmp_path / name).write_bytes(gzip.compress(words + middle + words))
+    units = [Unit.of(path, path.name, "other") for path in sorted(tmp_path.glob("*.gz"))]
+    sent = send(store, tmp_path, *units)
+    assert [(each.path, "secret" in each.reason) for each in sent.left_out] == [("bad.pt.trace.json.gz", True)]
+    assert [file.path for file in sent.files] == ["good.pt.trace.json.gz"]
+
+
+def test_a_hole_in_a_log_takes_neither_room_nor_time(store: ObjectStore, tmp_path: Path) -> None:
+    """Somebody cut the log while its writer went on where it was: that costs the writer nothing."""
+    log = tmp_path / "log"
+    with log.open("wb") as stream:
+        stream.write(b"first line\n")
+        stream.seek(1 << 40)
+        stream.write(b"last line, token hf_a_secret\n")
+    sent = send(store, tmp_path, Unit.of(log, "log", "log"))
+    assert (sent.masks, sent.left_out) == (1, ())
+    lines = (store.get("runs/a1/log") or b"").replace(b"\0", b"").splitlines()
+    assert lines == [
+        b"first line",
+        b"",
+        b"[%d bytes were never written here]" % ((1 << 40) - (1 << 20)),
+        b"last line, token ********",
+    ]
 
 
 class GrowingFile:
