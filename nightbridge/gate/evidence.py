@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nightbridge.errors import DamagedData, PermanentError
 from nightbridge.gate.decisions import Decision, as_of, is_accepted, is_left_out, passed_by_ended, read_decisions
@@ -53,9 +53,6 @@ from nightbridge.history.reading import find_series, is_good, read_history, read
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, row_of
 from nightbridge.models import Limits, MetricName, ReferenceResult, RunRecord, Verdict, VerdictStatus
 from nightbridge.store.object_store import ObjectStore
-
-if TYPE_CHECKING:
-    pass
 
 Contract = Mapping[str, Mapping[MetricName, Limits]]
 

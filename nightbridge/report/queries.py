@@ -11,7 +11,7 @@ from nightbridge.gate.evidence import Contract, own_bands
 from nightbridge.gate.judging import judge
 from nightbridge.gate.run_verdict import compare_with
 from nightbridge.gate.trend import Trend, trends
-from nightbridge.goldens.goldens import run_values
+from nightbridge.goldens.goldens import GoldenValues, run_values, write_golden
 from nightbridge.harvest.manifest import foreign_objects, last_attempt_prefix, load_record, read_manifest, read_scalars
 from nightbridge.harvest.restore import verify_run
 from nightbridge.history.nightly_values import rows_until
@@ -201,8 +201,6 @@ def golden_stored(store: ObjectStore, run_key: str) -> str:
         InvalidInput: It is not in the store, or its verdict is not of a run that went well.
         DamagedData: It is not what was committed, or has no scalars.
     """
-    from nightbridge.goldens.goldens import GoldenValues, write_golden
-
     record = _record(store, run_key)
     verdict = read_verdict(store, run_key, record.spec.night)
     if verdict is None or verdict.exit_code:
