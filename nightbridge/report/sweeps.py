@@ -3,7 +3,9 @@
 It is shown as a table for the terminal, one in Markdown, and a section of the night's page.
 
 A point that did not do all its steps has no reward, whatever it measured until then. CloudAI gives such a point the
-reward -1, which is more than any honest one where values count negative.
+reward -1, which is more than any honest one where values count negative. Nor has one that is better than can be
+believed, or that computes worse losses than it did: it would be the best for doing less than it should. One that is
+only slower than it was has that in its reward.
 """
 
 import math
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nightbridge.config.scenarios import scenario_toml
 from nightbridge.models import (
+    GOLDEN,
     NO_VALUE,
     ClusterLimits,
     MetricName,
@@ -27,7 +30,7 @@ from nightbridge.models import (
     Verdict,
     VerdictStatus,
 )
-from nightbridge.models.metrics import METRIC_BY_NAME
+from nightbridge.models.metrics import METRIC_BY_NAME, Metric
 from nightbridge.numbers import format_count, format_value
 from nightbridge.report.charts import ChosenPoint, choice_chart
 from nightbridge.report.tables import STATUS_WORDS, format_choice, format_point, gravest_first, markdown_text
@@ -126,17 +129,27 @@ def _swept_point(
     found = [verdict.metric(metric) for verdict in verdicts if verdict.status not in NO_VALUE]
     measured = [one.value for one in found if one and one.value is not None]
     value = statistics.median(measured) if len(measured) == len(verdicts) else None
-    rewarded = None if value is None else REWARDS[reward](value)
+    unfit = next((verdict for verdict in verdicts if _is_incomparable(verdict, METRIC_BY_NAME[metric])), None)
+    rewarded = None if value is None or unfit else REWARDS[reward](value)
     label = METRIC_BY_NAME[metric].label
     unrewarded = f"{label} was not measured" if value is None else f"{label} of {value:g} has no {reward} reward"
+    reasons = (unfit or gravest).reasons
     return SweepPoint(
         point=point,
         run_keys=tuple(verdict.run_key for verdict in verdicts),
         status=gravest.status,
         value=value,
         reward=rewarded,
-        reason="; ".join(gravest.reasons) or unrewarded if rewarded is None else "",
+        reason="; ".join(reasons) or unrewarded if rewarded is None else "",
     )
+
+
+def _is_incomparable(verdict: Verdict, metric: Metric) -> bool:
+    """Whether what a run measured cannot be believed, or it computes worse than it did what is not compared here."""
+    if verdict.status is VerdictStatus.REGRESSED:
+        facts = {name if name == GOLDEN else METRIC_BY_NAME[name].fact for name in verdict.worse}
+        return bool(facts & {GOLDEN, "losses"} - {metric.fact})
+    return verdict.status is VerdictStatus.SUSPICIOUS
 
 
 class SweepRow(NamedTuple):

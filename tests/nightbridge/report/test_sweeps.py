@@ -13,6 +13,7 @@ from nightbridge.config.scenarios import scenario_of
 from nightbridge.launch.resources import at_point
 from nightbridge.models import (
     Comparison,
+    ComparisonStatus,
     GitRepo,
     MetricName,
     NightReport,
@@ -195,6 +196,73 @@ def test_a_run_that_did_not_end_well_is_never_the_best_however_fast_it_was(statu
     assert result.best is not None
     assert result.best.point == {"tp": 1}
     assert (result.points[-1].reward, result.points[-1].reason) == (None, "node lost")
+
+
+def compared(metric: MetricName, status: ComparisonStatus) -> Comparison:
+    return Comparison(
+        metric=metric, unit="", lower_is_better=True, value=1.0, baseline=0.9, threshold=0.05, status=status
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "found", "as_golden"),
+    [
+        (VerdictStatus.SUSPICIOUS, compared("peak_memory", "suspicious"), True),
+        (VerdictStatus.REGRESSED, compared("loss_curve", "regressed"), True),
+        (VerdictStatus.REGRESSED, compared("grad_norm", "regressed"), True),
+        (VerdictStatus.REGRESSED, compared("peak_memory", "passed"), False),
+    ],
+)
+def test_a_point_that_may_have_done_less_than_it_should_is_never_the_best(
+    status: VerdictStatus, found: Comparison, as_golden: bool
+) -> None:
+    test = swept()
+    runs = [run_at(test, 1), run_at(test, 2)]
+    fast = verdict_of(runs[1], 0.1, status=status, reasons=("look at it",))
+    fast = fast.model_copy(update={"comparisons": (*fast.comparisons, found), "as_golden": as_golden})
+
+    (result,) = sweep_results(Scenario(name="s", tests=(test,)), runs, [verdict_of(runs[0], 1.0), fast])
+
+    assert result.best is not None
+    assert result.best.point == {"tp": 1}
+    assert (result.points[-1].value, result.points[-1].reward, result.points[-1].reason) == (0.1, None, "look at it")
+
+
+@pytest.mark.parametrize(
+    ("metric", "worse"),
+    [
+        ("step_time", "step_time"),
+        ("step_time", "peak_memory"),
+        ("step_time", "startup_time"),
+        ("final_loss", "final_loss"),
+        ("final_loss", "loss_curve"),
+    ],
+)
+def test_a_point_that_regressed_may_be_the_best_where_its_losses_are_what_they_were_or_are_compared(
+    metric: MetricName, worse: MetricName
+) -> None:
+    test = swept(SweepPolicy(metric=metric))
+    runs = [run_at(test, 1), run_at(test, 2)]
+    fast = verdict_of(runs[1], 0.1, metric, status=VerdictStatus.REGRESSED, reasons=("regressed by +3 %",))
+    fast = fast.model_copy(update={"comparisons": (*fast.comparisons, compared(worse, "regressed"))})
+
+    (result,) = sweep_results(Scenario(name="s", tests=(test,)), runs, [verdict_of(runs[0], 1.0, metric), fast])
+
+    assert result.best is not None
+    assert (result.best.point, result.best.status, result.best.reason) == ({"tp": 2}, VerdictStatus.REGRESSED, "")
+
+
+def test_one_suspicious_run_of_several_takes_the_points_reward() -> None:
+    test = swept(iterations=2)
+    runs = [run_at(test, 1, 1), run_at(test, 1, 2)]
+    verdicts = [
+        verdict_of(runs[0], 1.0, status=VerdictStatus.REGRESSED, reasons=("slower",)),
+        verdict_of(runs[1], 0.1, status=VerdictStatus.SUSPICIOUS, reasons=("better than can be believed",)),
+    ]
+
+    (result,) = sweep_results(Scenario(name="s", tests=(test,)), runs, verdicts)
+
+    assert (result.best, result.points[0].reason) == (None, "better than can be believed")
 
 
 def test_one_failed_run_of_several_takes_the_points_reward() -> None:
