@@ -19,6 +19,8 @@ from nightbridge.repos.environments import is_base_ready
 from nightbridge.repos.git import git_version
 from nightbridge.secrets import named_secrets, resolve_secret
 from nightbridge.slurm.factory import cluster_of
+from nightbridge.slurm.protocol import Cluster
+from nightbridge.slurm.script import GUARD_CODES
 from nightbridge.store.directory import DirectoryStore
 from nightbridge.store.object_store import ObjectStore
 
@@ -27,6 +29,10 @@ LEAST_FREE = 2_000_000_000
 
 MOST_APART = 5.0
 """Seconds between this host's clock and the file server's: what came first in a night is told by both."""
+
+_USUAL_ENDS = frozenset({*range(3), *GUARD_CODES, *range(124, 144)})
+"""Exit codes of batch scripts: done, failed, called wrongly; the guard's; a shell's for timeouts, missing programs and
+signals."""
 
 
 class Check(Model):
@@ -183,7 +189,30 @@ def _cluster(site: Site) -> str:
         "GPUs of a node": limits.gpus_per_node,
     }
     known = [f"{name} {value}" for name, value in facts.items() if value is not None]
-    return f"{site.cluster.name}: " + ", ".join((cluster.description, *known))
+    return f"{site.cluster.name}: " + ", ".join((cluster.description, *known, *_rerun_exits(cluster)))
+
+
+def _rerun_exits(cluster: Cluster) -> Iterator[str]:
+    """The exit codes with which Slurm puts an ended job back into the queue: `--no-requeue` does not prevent that.
+
+    Raises:
+        PermanentError: Batch scripts usually end with one of them.
+    """
+    effects = {"RequeueExit": "runs it again, whole", "RequeueExitHold": "holds it in the queue"}
+    for key, effect in effects.items():
+        if (value := cluster.configured(key)) is None:
+            continue
+        ranges = re.findall(r"(\d+)(?:-(\d+))?", value)
+        codes = {code for first, last in ranges for code in range(int(first), int(last or first) + 1)}
+        what = f"{key} {value} (a job that ends with such a code is not over: Slurm {effect}, --no-requeue or not)"
+        if codes & _USUAL_ENDS:
+            raise PermanentError(
+                what,
+                subject=cluster.settings.name,
+                advice="Ask the site to leave out of it how batch scripts end: 0 to 2, 77 to 79 (nightbridge's guard) "
+                "and 124 to 143 (timeouts, missing programs, signals)",
+            )
+        yield what
 
 
 def _store(site: Site, open_store: Callable[[], ObjectStore]) -> str:

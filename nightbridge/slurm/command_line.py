@@ -58,7 +58,7 @@ _ALREADY_ENDED = re.compile(
 _NOT_CONFIGURED = re.compile(r"Could not establish a configuration source|[Uu]nable to process configuration")
 _ALLOWED_ACCOUNTS = re.compile(r"\bAllowAccounts=(\S+)")
 # `limits` and `qos` imply it (slurm.conf(5)).
-_NEEDS_ASSOCIATION = re.compile(r"^AccountingStorageEnforce\s*=.*\b(associations|limits|qos|all)\b", re.MULTILINE)
+_NEEDS_ASSOCIATION = re.compile(r"\b(associations|limits|qos|all)\b")
 _NO_CREDENTIAL = re.compile(r"Munge encode failed.*")
 _NO_SLURMDBD = re.compile(r"PersistInit|slurm_persist_conn_open|Problem talking to")
 _NO_ACCOUNTING = re.compile(r"accounting storage is disabled")
@@ -73,7 +73,8 @@ _ACCEPTED = re.compile(r"^(?:Submitted batch job )?(\d+)(?:;\S+)?\s*$", re.MULTI
 _ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "associations")
 _SQUEUE = ("--noheader", "--all", "--states=all", f"--format={SQUEUE_FORMAT}")
 _QUEUE = ("squeue", "--noheader", "--all", "--states=PENDING", "--sort=-p", "--format=%P|%i")
-_HIDES_JOBS = re.compile(r"^PrivateData\s*=.*\bjobs", re.MULTILINE)
+_HIDES_JOBS = re.compile(r"\bjobs\b")
+_NO_VALUE = ("", "(null)")
 _SACCT = ("--noheader", "--allocations", "--parsable2", f"--format={SACCT_FORMAT}")
 # A night crosses midnight and sacct begins at the last one by itself. Sites can forbid long ranges (MaxQueryTimeRange).
 _SACCT_STARTS = ("2000-01-01", *(f"now-{hours}hours" for hours in SHORTER_RANGES))
@@ -126,8 +127,8 @@ class CommandLineCluster:
         behind = [job_id for job_id, status in found.items() if status.reason in ("Priority", "Resources")]
         if behind and time.monotonic() >= self._queue_due:
             self._queue_due = time.monotonic() + QUEUE_INTERVAL
-            config = self._ask(("scontrol", "show", "config")) or ""
-            listing = "" if _HIDES_JOBS.search(config) else self._ask(_QUEUE) or ""
+            hidden = _HIDES_JOBS.search(self.configured("PrivateData") or "")
+            listing = "" if hidden else self._ask(_QUEUE) or ""
             length, self._positions = Counter[str](), {}
             for partition, _, job_id in (line.partition("|") for line in listing.splitlines()):
                 length[partition] += 1
@@ -210,6 +211,12 @@ class CommandLineCluster:
         idle = sum(whole_number(word) or 0 for word in listing.split())
         return max(1, idle // max(nodes, 1))
 
+    def configured(self, key: str) -> str | None:
+        """The value of a key of slurm.conf, as slurmctld goes by it."""
+        found = re.search(rf"^{key}[^\S\n]*=(.*)$", self._ask(("scontrol", "show", "config")) or "", re.MULTILINE)
+        value = found[1].strip() if found else ""
+        return None if value in _NO_VALUE else value
+
     def launch_environment(self) -> dict[str, str]:
         """PATH with the settings' folder first, and SLURM_CONF, where they are set."""
         environment = {}
@@ -271,7 +278,7 @@ class CommandLineCluster:
 
         Queried only where it matters: the settings name an account, or Slurm insists on one.
         """
-        insists = _NEEDS_ASSOCIATION.search(self._ask(("scontrol", "show", "config")) or "") is not None
+        insists = _NEEDS_ASSOCIATION.search(self.configured("AccountingStorageEnforce") or "") is not None
         if not insists and self.settings.account is None:
             return None
         shown = self._ask(("scontrol", "--oneliner", "show", "partition", partition or "")) or ""

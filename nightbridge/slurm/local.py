@@ -84,6 +84,10 @@ class LocalCluster:
         """The slots, whatever the size: all nodes are this machine."""
         return self.settings.slots
 
+    def configured(self, key: str) -> str | None:
+        """None: it has no slurm.conf."""
+        return None
+
     def launch_environment(self) -> dict[str, str]:
         """PATH with this cluster's commands first."""
         with _write_errors(self.root):

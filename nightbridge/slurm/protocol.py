@@ -86,5 +86,8 @@ class Cluster(Protocol):
     def available_slots(self, nodes: int) -> int:
         """Jobs of so many nodes that would start now; at least 1, also where the cluster does not answer."""
 
+    def configured(self, key: str) -> str | None:
+        """The value of a key of the cluster's own configuration; None without one, or where it does not answer."""
+
     def launch_environment(self) -> dict[str, str]:
         """Variables that a launcher needs to reach this cluster; squeue, sacct, srun, scontrol are on its PATH."""

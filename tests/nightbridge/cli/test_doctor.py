@@ -164,6 +164,29 @@ def test_a_partition_or_an_account_that_slurm_would_refuse_is_bad(
     assert (found["cluster"].what, found["cluster"].advice) == (f"local: {what}", advice)
 
 
+@pytest.mark.parametrize(
+    ("key", "codes", "healthy"),
+    [
+        ("RequeueExit", "1-9,18", False),
+        ("RequeueExit", "18,99", True),
+        ("RequeueExitHold", "137", False),
+        ("RequeueExitHold", "78", False),
+        ("RequeueExit", None, True),
+    ],
+)
+def test_exit_codes_that_put_a_job_back_into_the_queue_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, codes: str | None, healthy: bool
+) -> None:
+    """As a real slurmctld 22.05 does: such a job ran again two minutes later though it had Requeue=0."""
+    monkeypatch.setattr(LocalCluster, "configured", lambda _, asked: codes if asked == key else None)
+
+    found = findings_of(Site(workspace=tmp_path / "workspace"))["cluster"]
+
+    assert found.healthy is healthy
+    assert (f"{key} {codes} (a job that ends with such a code is not over" in found.what) is (codes is not None)
+    assert ("77 to 79 (nightbridge's guard)" in found.advice) is not healthy
+
+
 @pytest.mark.slurm
 def test_slurm_says_where_jobs_go(tmp_path: Path, slurm_cluster: SlurmDaemons) -> None:
     settings = ClusterSettings(kind="slurm", name="debian", slurm_conf=slurm_cluster.slurm_conf, gpus_per_node=4)

@@ -343,6 +343,22 @@ def test_without_an_account_in_the_settings_accounts_are_queried_only_where_slur
     assert (tmp_path / "asked").exists() == (accounts is not None)
 
 
+def test_a_value_of_slurms_configuration_is_that_of_its_very_key(fake: Callable[..., CommandLineCluster]) -> None:
+    config = "RequeueExitHold = 3\\nRequeueExit             = 1-9,18 \\nPrologFlags             = \\nEpilog = (null)\\n"
+
+    cluster = fake(scontrol=f"printf '{config}'")
+
+    values = [cluster.configured(key) for key in ("RequeueExit", "RequeueExitHold", "PrologFlags", "Epilog", "Exit")]
+    assert values == ["1-9,18", "3", None, None, None]
+    assert fake(scontrol="exit 1").configured("RequeueExit") is None
+
+
+@pytest.mark.slurm
+def test_slurmctld_tells_its_configuration(cluster: CommandLineCluster) -> None:
+    assert cluster.configured("ClusterName") == "nightbridge"
+    assert cluster.configured("RequeueExit") is None
+
+
 def test_a_site_without_accounting_has_no_accounts(fake: Callable[..., CommandLineCluster]) -> None:
     scontrol = "echo 'AccountingStorageEnforce = associations'"
 

@@ -83,6 +83,9 @@ class StubCluster:
     def limits(self) -> ClusterLimits:
         return ClusterLimits()
 
+    def configured(self, key: str) -> str | None:
+        return None
+
     def launch_environment(self) -> dict[str, str]:
         return {}
 
