@@ -44,6 +44,7 @@ from nightbridge.rules.rule import (
     RuleContext,
     is_local,
     names,
+    overrides_of,
     rules_in,
     violations_of,
     with_places,
@@ -133,7 +134,7 @@ def check_defaults(schema: ConfigSchema, test: TestDefinition) -> Iterator[Viola
     defaults = ConfigContainer(
         Path("defaults"), {"model": {}, "train": {}, **schema.defaults} if schema.defaults else _unset(test)
     )
-    overrides = {path for _, path, _ in launcher.overrides_of(test)}
+    overrides = {path for _, path, _ in overrides_of(test)}
     given = {path for path, _, _ in _tonight(test, defaults)}
     for found in check_dumped(defaults, test)[0]:
         of_rule = {field.partition(".")[0] for field in found.fields}
@@ -152,7 +153,7 @@ def check_defaults(schema: ConfigSchema, test: TestDefinition) -> Iterator[Viola
 def _unset(test: TestDefinition) -> dict[str, Any]:
     """The fields that overrides name, without their values."""
     sections: dict[str, Any] = {"model": {}, "train": {}}
-    for _, path, _ in launcher.overrides_of(test):
+    for _, path, _ in overrides_of(test):
         *parents, last = path.split(".")
         table = sections
         for name in parents:
@@ -165,7 +166,7 @@ def _unset(test: TestDefinition) -> dict[str, Any]:
 
 def _tonight(test: TestDefinition, dumped: ConfigContainer) -> Iterator[tuple[str, str, str]]:
     """A test's overrides, then its flags, as the launcher lays them over its recipe: path, override, and its key."""
-    for key, path, value in launcher.overrides_of(test):
+    for key, path, value in overrides_of(test):
         yield path, key if value is None else f"{key}={value}", f"extra_cmd_args.{key}"
     nested = isinstance(dumped.table["model"].get("transformer"), Mapping)
     for path, flag in launcher.SET_BY_FLAGS.items():

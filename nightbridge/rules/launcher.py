@@ -15,10 +15,18 @@ from nightbridge.launch.launch_plan import RECIPE_STEPS, WANDB, unknown_flags, u
 from nightbridge.launch.parser_source import launcher_of
 from nightbridge.launch.shipped import pinned_recipes, released_recipes
 from nightbridge.launch.versions import RELEASES, V0_6_0, is_release, version_of_ref
-from nightbridge.models import TestDefinition
 from nightbridge.models.series import DEFAULTS
 from nightbridge.rules.required import has_performance_recipe, is_given
-from nightbridge.rules.rule import UPSTREAM, RuleContext, cmd_args, is_local, pinned_schema, rule
+from nightbridge.rules.rule import (
+    SIZE_OVERRIDES,
+    UPSTREAM,
+    RuleContext,
+    cmd_args,
+    is_local,
+    overrides_of,
+    pinned_schema,
+    rule,
+)
 
 _PROFILING = "Megatron-Bridge: ProfilingConfig in training/config.py at 067f987d (main)"
 
@@ -252,12 +260,7 @@ SET_BY_FLAGS = {
     "train.train_iters": "max_steps",
     "train.global_batch_size": "gb",
     "train.micro_batch_size": "mb",
-    "model.tensor_model_parallel_size": "tp",
-    "model.pipeline_model_parallel_size": "pp",
-    "model.context_parallel_size": "cp",
-    "model.virtual_pipeline_model_parallel_size": "vp",
-    "model.expert_model_parallel_size": "ep",
-    "model.expert_tensor_parallel_size": "et",
+    **SIZE_OVERRIDES,
     "model.seq_length": "seq_length",
     "model.num_layers": "num_layers",
     "model.hidden_size": "hidden_size",
@@ -267,13 +270,6 @@ SET_BY_FLAGS = {
     "checkpoint.pretrained_checkpoint": "pretrained_checkpoint",
 }
 """Fields that the launcher sets from its own flags, after the overrides, each with the key of `[cmd_args]`."""
-
-
-def overrides_of(test: TestDefinition) -> Iterator[tuple[str, str, str | None]]:
-    """Every override as it is written, its path, and its value; None for one that removes the key."""
-    for key, value in test.extra_cmd_args.items():
-        if not key.startswith("-"):  # a flag of a newer launcher
-            yield key, key.lstrip("+~"), None if key.startswith("~") else value
 
 
 def _override_problems(run: RuleContext, schema: ConfigSchema | None) -> Iterator[str]:

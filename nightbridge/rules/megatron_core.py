@@ -12,7 +12,7 @@ from nightbridge.launch.flags import items_of
 from nightbridge.launch.versions import V0_4_2, V0_5_0, V0_6_0, Version
 from nightbridge.rules.cloudai import DEEPSEEK_STAGES
 from nightbridge.rules.required import has_performance_recipe
-from nightbridge.rules.rule import NO_GRAPHS, PARALLEL, RuleContext, cmd_args, rule
+from nightbridge.rules.rule import NO_GRAPHS, OVERRIDDEN, PARALLEL, SIZE_OVERRIDES, RuleContext, cmd_args, rule
 
 _PARALLEL_STATE = "Megatron-Core: parallel_state.py and transformer_config.py at 2a75ac12 (main of August 2026)"
 _MEGATRON_CORE = "Megatron-Core: transformer_config.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
@@ -39,17 +39,16 @@ _FULL_ITERATION = "full_iteration"
 _SHIPPED_STAGES = frozenset({(2, 8), (8, 4)})
 
 
-@rule("sizes-positive", _PARALLEL_STATE, cmd_args(*_POSITIVE), alone=True)
+@rule("sizes-positive", _PARALLEL_STATE, (*cmd_args(*_POSITIVE), *OVERRIDDEN), alone=True)
 def _positive(run: RuleContext) -> Iterator[str]:
     """Sizes and counts below one fail in Megatron-Core, most of them as a division by zero."""
     for field in _POSITIVE:
         value = run.args.get(field)
         if isinstance(value, int) and value < 1:
             yield f"cmd_args.{field} = {value} must be at least 1; remove it to leave it to the recipe"
-
-
-def _shown(sizes: Mapping[str, int]) -> str:
-    return " * ".join(f"{field} {size}" for field, size in sizes.items())
+    for key, size in run.overridden(*SIZE_OVERRIDES.values()).values():
+        if size < 1:
+            yield f"extra_cmd_args: {key} = {size} must be at least 1; remove it to leave it to the recipe"
 
 
 def _evaluated(factors: str, product: int) -> str:
@@ -57,27 +56,27 @@ def _evaluated(factors: str, product: int) -> str:
     return f"{factors} = {product}" if " * " in factors else factors
 
 
-@rule("gpus-divide", _PARALLEL_STATE, cmd_args("num_gpus tp pp cp"))
+@rule("gpus-divide", _PARALLEL_STATE, (*cmd_args("num_gpus tp pp cp"), *OVERRIDDEN))
 def _gpus_divide(run: RuleContext) -> Iterator[str]:
     """Every GPU belongs to exactly one model-parallel group, so the groups must fill the GPUs."""
-    sizes = run.sizes(*PARALLEL)
+    sizes = run.layout(*PARALLEL)
     product = math.prod(sizes.values())
     if run.gpus > 0 and run.gpus % product:
         near = sorted({max(run.gpus // product, 1) * product, (run.gpus // product + 1) * product})
         yield (
-            f"num_gpus {run.gpus} is not a multiple of {_evaluated(_shown(sizes), product)}; "
+            f"num_gpus {run.gpus} is not a multiple of {_evaluated(run.shown(sizes), product)}; "
             f"use {' or '.join(map(str, near))} GPUs, or other sizes"
         )
 
 
-@rule("expert-gpus-divide", _PARALLEL_STATE, cmd_args("num_gpus et ep pp"))
+@rule("expert-gpus-divide", _PARALLEL_STATE, (*cmd_args("num_gpus et ep pp"), *OVERRIDDEN))
 def _expert_sizes_divide(run: RuleContext) -> Iterator[str]:
     """Experts are laid over the same GPUs by sizes of their own, which must fill them as well."""
-    sizes = run.sizes("et", "ep", "pp")
+    sizes = run.layout("et", "ep", "pp")
     product = math.prod(sizes.values())
     # Whatever the recipe's other sizes are, those that are written must divide the GPUs together.
     if "ep" in sizes and run.gpus > 0 and run.gpus % product:
-        yield f"num_gpus {run.gpus} is not a multiple of {_evaluated(_shown(sizes), product)}; change one of them"
+        yield f"num_gpus {run.gpus} is not a multiple of {_evaluated(run.shown(sizes), product)}; change one of them"
 
 
 _QWEN3 = ("qwen3_30b_a3b", "qwen3_235b_a22b", "qwen3_vl_30b_a3b", "qwen3_vl_235b_a22b")
@@ -97,10 +96,10 @@ checkpoints' own configurations. Recipes whose number no release states are left
 """
 
 
-@rule("experts-parallel", _PARALLEL_STATE, cmd_args("ep model_recipe_name num_moe_experts"))
+@rule("experts-parallel", _PARALLEL_STATE, (*cmd_args("ep model_recipe_name num_moe_experts"), *OVERRIDDEN))
 def _experts_parallel(run: RuleContext) -> Iterator[str]:
     """Each rank holds the same whole number of experts, so a dense model has nothing to spread."""
-    recipe, parallel = str(run.args.get("model_recipe_name")), run.integer("ep")
+    recipe, parallel = str(run.args.get("model_recipe_name")), run.layout("ep").get("ep")
     experts = run.integer("num_moe_experts") or _EXPERTS.get(recipe)
     if not parallel or parallel == 1 or experts is None:
         return
@@ -113,17 +112,17 @@ def _experts_parallel(run: RuleContext) -> Iterator[str]:
 @rule(
     "batch-divides",
     _PARALLEL_STATE,
-    cmd_args("gb mb num_gpus tp pp cp use_megatron_fsdp num_distributed_optimizer_instances"),
+    (*cmd_args("gb mb num_gpus tp pp cp use_megatron_fsdp num_distributed_optimizer_instances"), *OVERRIDDEN),
 )
 def _batch_divides(run: RuleContext) -> Iterator[str]:
     """Each data-parallel replica takes the same whole number of micro batches in a step."""
-    micro, total, sizes = run.integer("mb"), run.integer("gb"), run.sizes(*PARALLEL)
+    micro, total, sizes = run.integer("mb"), run.integer("gb"), run.layout(*PARALLEL)
     if micro is None or total is None:
         return
     product = math.prod(sizes.values())
     if len(sizes) == len(PARALLEL) and run.gpus > 0 and run.gpus % product == 0:
         parallel = run.gpus // product
-        reason = f"mb {micro} * data parallel size {parallel} (num_gpus {run.gpus} / ({_shown(sizes)}))"
+        reason = f"mb {micro} * data parallel size {parallel} (num_gpus {run.gpus} / ({run.shown(sizes)}))"
     else:
         parallel, reason = 1, f"mb {micro}"
     instances = run.integer("num_distributed_optimizer_instances") or 1
@@ -142,7 +141,7 @@ def _fsdp_sizes(run: RuleContext) -> Iterator[str]:
         return
     larger = {field: size for field, size in run.sizes("pp", "cp", "vp").items() if size > 1}
     if larger:
-        yield f"use_megatron_fsdp needs pp, cp and vp of 1, not {_shown(larger)}; change them or switch it off"
+        yield f"use_megatron_fsdp needs pp, cp and vp of 1, not {run.shown(larger)}; change them or switch it off"
 
 
 @rule("optimizer-instances", _PARALLEL_STATE, cmd_args("num_distributed_optimizer_instances use_megatron_fsdp"))

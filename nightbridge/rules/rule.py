@@ -26,7 +26,7 @@ from nightbridge.launch.flags import KnownFlags, items_of, known_in
 from nightbridge.launch.launch_plan import launcher_version
 from nightbridge.launch.parser_source import known_flags, launcher_of
 from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus
-from nightbridge.launch.versions import HEAD, Version, version_for_pin
+from nightbridge.launch.versions import HEAD, V0_5_0, Version, version_for_pin
 from nightbridge.models import Checkout, ClusterLimits, Severity, TestDefinition, Violation
 
 Need = Literal["nothing", "limits", "checkout"]
@@ -39,6 +39,16 @@ UPSTREAM = re.compile(r"github\.com[:/]+NVIDIA(?:-NeMo)?/", re.IGNORECASE)
 
 PARALLEL = ("tp", "pp", "cp")
 """The sizes whose product is one copy of a model."""
+
+SIZE_OVERRIDES = {
+    "model.tensor_model_parallel_size": "tp",
+    "model.pipeline_model_parallel_size": "pp",
+    "model.context_parallel_size": "cp",
+    "model.virtual_pipeline_model_parallel_size": "vp",
+    "model.expert_model_parallel_size": "ep",
+    "model.expert_tensor_parallel_size": "et",
+}
+"""Overrides of parallel sizes, each with the key of `[cmd_args]` that says the same and wins where both are written."""
 
 NO_GRAPHS = ("none", "null")
 """Spellings of `cuda_graph_impl` with which the launcher captures nothing."""
@@ -115,6 +125,9 @@ def cmd_args(*fields: str) -> tuple[str, ...]:
     """Keys of `[cmd_args]`, one by one or separated by spaces, as the fields of a rule."""
     return tuple(f"cmd_args.{field}" for names in fields for field in names.split())
 
+
+OVERRIDDEN = (*cmd_args("use_recipes"), "extra_cmd_args")
+"""What `RuleContext.overridden` reads, as further fields of a rule."""
 
 # A sweep needs it for every point, and the parser of a commit never changes.
 _pinned = lru_cache(maxsize=16)(known_flags)
@@ -193,6 +206,23 @@ class RuleContext:
             return ()
         return tuple([item.lower() for item in items_of(value)])
 
+    @cached_property
+    def _size_overrides(self) -> dict[str, tuple[str, int]]:
+        return {
+            field: (key, int(value))
+            for key, path, value in overrides_of(self.test)
+            if (field := SIZE_OVERRIDES.get(path.replace("model.transformer.", "model."))) is not None
+            and value is not None
+            and re.fullmatch(r"-?[0-9]{1,18}", value.strip())
+        }
+
+    def overridden(self, *fields: str) -> dict[str, tuple[str, int]]:
+        """Those of these sizes that are written as overrides alone: by field the override and its number."""
+        overrides = self._size_overrides
+        found = {each: overrides[each] for each in fields if each in overrides and self.args.get(each) is None}
+        is_dropped = found and self.args.get("use_recipes") and self.version < V0_5_0
+        return {} if is_dropped else found
+
     def integer(self, field: str) -> int | None:
         """A positive whole number of `[cmd_args]`; None where it is not written, or nonsense that has its own rule."""
         value = self.args.get(field)
@@ -201,6 +231,24 @@ class RuleContext:
     def sizes(self, *fields: str) -> dict[str, int]:
         """Those of the fields that are written, with their positive whole numbers."""
         return {field: size for field in fields if (size := self.integer(field)) is not None}
+
+    def layout(self, *fields: str) -> dict[str, int]:
+        """`sizes`, and those of parallel sizes that are written as overrides alone."""
+        found = self.sizes(*fields) | {field: size for field, (_, size) in self.overridden(*fields).items() if size > 0}
+        return {field: found[field] for field in fields if field in found}
+
+    def shown(self, sizes: Mapping[str, int]) -> str:
+        """Sizes as a product, each under the name that it is written by."""
+        overrides = self.overridden(*sizes)
+        named = {field: overrides[field][0] if field in overrides else field for field in sizes}
+        return " * ".join(f"{named[field]} {size}" for field, size in sizes.items())
+
+
+def overrides_of(test: TestDefinition) -> Iterator[tuple[str, str, str | None]]:
+    """Every override as it is written, its path, and its value; None for one that removes the key."""
+    for key, value in test.extra_cmd_args.items():
+        if not key.startswith("-"):  # a flag of a newer launcher
+            yield key, key.lstrip("+~"), None if key.startswith("~") else value
 
 
 def with_places(

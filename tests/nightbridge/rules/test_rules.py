@@ -37,6 +37,8 @@ TE = {"cuda_graph_impl": "transformer_engine"}
 WHOLE = {"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}
 NVIDIA = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"}
 V6 = {"version": "v0.6.0"}
+CP, EP = "model.context_parallel_size", "model.expert_model_parallel_size"
+TP, ET = "model.tensor_model_parallel_size", "model.expert_tensor_parallel_size"
 DEEPSEEK = {"model_family_name": "deepseek", "model_recipe_name": "deepseek_v3"}
 
 
@@ -126,6 +128,19 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("flag-unread", {"seq_length": 4096}, {}, 'write the override model.seq_length = "4096" beside it'),
     ("gpus-divide", {"tp": 3}, {}, "num_gpus 16 is not a multiple of tp 3; use 15 or 18 GPUs"),
     ("gpus-divide", {"tp": 4, "pp": 8}, {}, "tp 4 * pp 8 = 32; use 32 GPUs, or"),
+    ("sizes-positive", {}, {"extra_cmd_args": {TP: "0"}}, f"extra_cmd_args: {TP} = 0 must be at least 1"),
+    ("sizes-positive", {}, {"extra_cmd_args": {f"++{CP}": " -1 "}}, f"{CP} = -1 must be at least 1"),
+    ("gpus-divide", {}, {"extra_cmd_args": {CP: "5"}}, f"num_gpus 16 is not a multiple of {CP} 5; use 15 or 20"),
+    ("gpus-divide", {"tp": 4}, {"extra_cmd_args": {CP: "8"}}, f"a multiple of tp 4 * {CP} 8 = 32"),
+    (
+        "gpus-divide",
+        {},
+        {**V6, "extra_cmd_args": {"model.transformer.context_parallel_size": "5"}},
+        "model.transformer.context_parallel_size 5",
+    ),
+    ("expert-gpus-divide", {"et": 1}, {"extra_cmd_args": {EP: "12"}}, f"et 1 * {EP} 12 = 12"),
+    ("experts-parallel", {}, {"extra_cmd_args": {EP: "2"}}, "llama3_8b is a dense model"),
+    ("batch-divides", {"mb": 1, "gb": 12, "pp": 1, "cp": 1}, {"extra_cmd_args": {TP: "2"}}, "data parallel size 8"),
     ("expert-gpus-divide", {"et": 1, "ep": 12}, {}, "et 1 * ep 12 = 12"),
     ("batch-divides", {"mb": 2, "gb": 5}, {}, "gb 5 is not a multiple of mb 2; use 4 or 6"),
     ("batch-divides", {"mb": 1, "gb": 12, "tp": 2, "pp": 1, "cp": 1}, {}, "data parallel size 8"),
@@ -304,6 +319,11 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
     [
         ("gpus-divide", {"tp": 2, "pp": 4}, {}),
         ("gpus-divide", {"num_gpus": 0, "tp": 2}, {}),
+        ("gpus-divide", {"tp": 2}, {"extra_cmd_args": {CP: "4", "model.virtual_pipeline_model_parallel_size": "null"}}),
+        ("gpus-divide", {}, {"extra_cmd_args": {f"~{CP}": "", TP: "a", "model.num_layers": "5"}}),
+        ("gpus-divide", {"use_recipes": True}, {"extra_cmd_args": {CP: "5"}}),
+        ("gpus-divide", {"cp": 2}, {"extra_cmd_args": {CP: "5"}}),
+        ("expert-gpus-divide", {}, {"extra_cmd_args": {ET: "12"}}),
         ("expert-gpus-divide", {"et": 12}, {}),
         ("fsdp-sizes", {"use_megatron_fsdp": True, "pp": 1, "vp": 1, "tp": 2}, {}),
         ("optimizer-instances", {"num_distributed_optimizer_instances": 1}, {}),
