@@ -8,7 +8,8 @@ there, or a short shard, means damage. A tracker that is gone or empty, as a kil
 checkpoints that have what is written after it. `common.pt` is not required: newer versions do not write it.
 
 Megatron-LM on its own writes neither `train_state.pt` nor `run_config.yaml`: its tracker is the last part. A folder
-whose tracker names a checkpoint, and which has nothing of the sort anywhere, is such a one.
+whose tracker names a checkpoint, and which has nothing of the sort anywhere, is such a one, unless what the run dumped
+says that Megatron-Bridge saved there: every release of it has written both.
 
 That is a judgement by names and lengths. `prove` looks into the files: every item of every shard is an archive with
 CRC-32s of its own, so are `train_state.pt` and `common.pt`. What it returns is checked by whoever reads the bytes.
@@ -72,16 +73,17 @@ _TORCH_DIST = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
 _MAX_TRACKER_BYTES = 64
 
 
-def find_checkpoints(save_dir: Path) -> tuple[Checkpoint, ...]:
+def find_checkpoints(save_dir: Path, bridge_dir: Path | None = None) -> tuple[Checkpoint, ...]:
     """Judge every `iter_*` directory under `checkpoint.save`, by iteration.
 
-    A missing folder has none; a directory that is deleted meanwhile (`most_recent_k`) is left out.
+    A missing folder has none; a directory that is deleted meanwhile (`most_recent_k`) is left out. `bridge_dir` is the
+    folder that Megatron-Bridge is known to have saved into, if any.
     """
     found = []
     for path in checkpoint_folders(save_dir):
         # Before it is judged: of one that is found complete after that, every file was there to be counted.
         size = checkpoint_size(path)
-        state, reason = layout_state(path)
+        state, reason = layout_state(path, bridge_dir)
         if path.is_dir():
             found.append(Checkpoint(path=path, iteration=_iteration(path), state=state, reason=reason, size=size))
     return tuple(found)
@@ -152,8 +154,8 @@ def checkpoint_size(path: Path) -> int:
     return total
 
 
-def layout_state(path: Path) -> tuple[CheckpointState, str]:
-    """Judge one `iter_*` directory by the names and lengths of its files.
+def layout_state(path: Path, bridge_dir: Path | None = None) -> tuple[CheckpointState, str]:
+    """Judge one `iter_*` directory by the names and lengths of its files; `bridge_dir` as for `find_checkpoints`.
 
     Returns:
         The state, and why it is not complete. The reason of a complete one names stale shards, if any: files of an
@@ -161,7 +163,7 @@ def layout_state(path: Path) -> tuple[CheckpointState, str]:
     """
     try:
         with reading(path):
-            state, reason = _judge(path, _iteration(path))
+            state, reason = _judge(path, _iteration(path), bridge_dir)
         return state, reason[:_MAX_REASON]  # a file can name a shard in a megabyte
     except DamagedData as error:
         return CheckpointState.DAMAGED, error.what
@@ -346,11 +348,11 @@ def _is_copied(path: Path) -> bool:
     return own.is_file() and copied.is_file() and sha256_of_file(own) == sha256_of_file(copied)
 
 
-def _judge(path: Path, iteration: int) -> tuple[CheckpointState, str]:
+def _judge(path: Path, iteration: int, bridge_dir: Path | None) -> tuple[CheckpointState, str]:
     settings, problem = read_config(path / "run_config.yaml")
     tracked = iteration if _tracker(path.parent) == path.name == RELEASE else tracked_iteration(path.parent)
     begun = (path.parent / TRACKER).is_file() and _tracker(path.parent) != RELEASE
-    of_bridge = (tracked is None and not begun) or _has_parts_of_bridge(path)
+    of_bridge = (tracked is None and not begun) or path.parent == bridge_dir or _has_parts_of_bridge(path)
     legacy = any(path.glob("mp_rank_*/*.pt")) and not is_file(path / ".metadata")
     # In the order of writing.
     needed = {

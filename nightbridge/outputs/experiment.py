@@ -18,10 +18,12 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from nightbridge.errors import InvalidInput
 from nightbridge.files import open_regular, unless_away, walk
+from nightbridge.launch.config_container import ConfigContainer, read_container
 from nightbridge.models import Checkpoint, Job, Model
 from nightbridge.outputs.checkpoints import LOADER_STATES, TRACKERS, find_checkpoints
 
@@ -94,9 +96,10 @@ def read_run(job: Job, output_dir: Path | None, checkpoint_dir: Path | None = No
     """
     tree = _Tree(job.experiment_dir, output_dir, checkpoint_dir)
     output = _sorted_files(tree, job, output_dir)
+    bridge_dir = _saved_by_bridge(tree.save_dirs, dumped_container(output.config_container))
     return output.model_copy(
         update={
-            "checkpoints": tuple(checkpoint for folder in tree.save_dirs for checkpoint in find_checkpoints(folder)),
+            "checkpoints": tuple(found for folder in tree.save_dirs for found in find_checkpoints(folder, bridge_dir)),
             "not_stored": (*tree.not_stored, *_unknown_products(tree, output)),
         }
     )
@@ -105,6 +108,27 @@ def read_run(job: Job, output_dir: Path | None, checkpoint_dir: Path | None = No
 def read_files(job: Job, output_dir: Path | None, checkpoint_dir: Path | None = None) -> RunOutput:
     """As `read_run`, but for the checkpoints, whose judgement takes the most time, and for what is not stored."""
     return _sorted_files(_Tree(job.experiment_dir, output_dir, checkpoint_dir), job, output_dir)
+
+
+def dumped_container(path: Path | None) -> ConfigContainer | None:
+    """What a run dumped; None where that is no ConfigContainer."""
+    try:
+        return None if path is None else read_container(path)
+    except InvalidInput:
+        return None
+
+
+def _saved_by_bridge(save_dirs: Iterable[Path], container: ConfigContainer | None) -> Path | None:
+    """The folder that Megatron-Bridge saved its checkpoints into; None where nothing says which one that is.
+
+    It is known by its name: the container's path of it is not the host's. Of several with that name, one may hold what
+    the job converted for Megatron-LM.
+    """
+    if container is None or not str(container.value("_target_")).startswith("megatron.bridge."):
+        return None
+    name = PurePosixPath(str(container.value("checkpoint.save"))).name
+    named = [folder for folder in save_dirs if folder.name == name]
+    return named[0] if len(named) == 1 else None
 
 
 def _sorted_files(tree: "_Tree", job: Job, output_dir: Path | None) -> RunOutput:

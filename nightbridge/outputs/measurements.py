@@ -20,14 +20,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field
 
-from nightbridge.errors import InvalidInput
-from nightbridge.launch.config_container import ConfigContainer, read_container
 from nightbridge.launch.resources import num_gpus
 from nightbridge.models import GatePolicy, Job, LaunchPlan, Model, RunSpec, Summary
 from nightbridge.models.metrics import METRICS
 from nightbridge.outputs.curves import LOG_FILE, STEP_COLUMNS, Curves, logging_interval, read_curves, value_of
 from nightbridge.outputs.event_files import metrics_parquet
-from nightbridge.outputs.experiment import RunOutput, read_facts, read_files, read_run
+from nightbridge.outputs.experiment import RunOutput, dumped_container, read_facts, read_files, read_run
 from nightbridge.outputs.logs import latest_steps
 from nightbridge.outputs.reader_process import read_in_child
 from nightbridge.outputs.run_evidence import BATCH_SIZE_TAG, WORLD_SIZE_TAG, RunToRead, dumped, model_flops, what_ran
@@ -72,7 +70,7 @@ def read_settings(spec: RunSpec, config_container: Path | None) -> RunSettings:
 
     A `ConfigContainer.yaml` that is no ConfigContainer is passed over.
     """
-    requested, container = _requested(spec), _container(config_container)
+    requested, container = _requested(spec), dumped_container(config_container)
     if container is None:
         return requested
     return RunSettings(
@@ -92,14 +90,6 @@ def read_settings(spec: RunSpec, config_container: Path | None) -> RunSettings:
         dumped=dumped(container),
         model_flops=model_flops(container),
     )
-
-
-def _container(path: Path | None) -> ConfigContainer | None:
-    """What a run dumped; None where that is no ConfigContainer."""
-    try:
-        return None if path is None else read_container(path)
-    except InvalidInput:
-        return None
 
 
 def _requested(spec: RunSpec) -> RunSettings:
@@ -205,7 +195,7 @@ def _measure_run(argument: bytes) -> tuple[MeasuredRun, bytes]:
 def _report(run: RunToMeasure, output: RunOutput, table: "pd.DataFrame", summary: Summary) -> dict[str, Any] | None:
     """CloudAI's report, where the test asks for it and the run dumped its configuration."""
     test = run.spec.test
-    container = _container(output.config_container) if test.harvest.training_report else None
+    container = dumped_container(output.config_container) if test.harvest.training_report else None
     if container is None:
         return None
     return training_report(table, summary, container, test, num_gpus(test), run.plan.nodes)

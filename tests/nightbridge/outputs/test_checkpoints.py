@@ -345,9 +345,9 @@ class TestFind:
         path = write_checkpoint(tmp_path, iteration=10)
         write_checkpoint(tmp_path, iteration=20)
 
-        def judge_while_it_is_deleted(judged: Path) -> tuple[CheckpointState, str]:
+        def judge_while_it_is_deleted(judged: Path, *known: Path | None) -> tuple[CheckpointState, str]:
             shutil.rmtree(path, ignore_errors=True)
-            return layout_state(judged)
+            return layout_state(judged, *known)
 
         monkeypatch.setattr("nightbridge.outputs.checkpoints.layout_state", judge_while_it_is_deleted)
         assert [found.iteration for found in find_checkpoints(tmp_path)] == [20]

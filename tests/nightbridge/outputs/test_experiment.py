@@ -147,6 +147,53 @@ class TestReadRun:
         run_folder.write("checkpoints/energon/iter_0000010/train_dataloader_dprank000.pt", "state")
         assert [found.path for found in read_run(run_folder.job, None).checkpoints] == [save_dir / "iter_0000010"]
 
+    @pytest.mark.parametrize(
+        ("dump", "state"),
+        [
+            (
+                "_target_: megatron.bridge.training.config.ConfigContainer\ncheckpoint: {save: /nemo_run/ckpt}\n",
+                "damaged",
+            ),
+            (
+                "_target_: megatron.bridge.training.config.ConfigContainer\ncheckpoint: {save: /nemo_run/own}\n",
+                "complete",
+            ),
+            ("_target_: megatron.bridge.training.config.ConfigContainer\ncheckpoint: {save: null}\n", "complete"),
+            ("_target_: lm.Config\ncheckpoint: {save: /nemo_run/ckpt}\n", "complete"),
+            ("checkpoint: {save: /nemo_run/ckpt}\n", "complete"),
+        ],
+    )
+    def test_what_bridge_saved_needs_what_bridge_writes(
+        self, run_folder: RunFolder, write_checkpoint: Callable[..., Path], dump: str, state: str
+    ) -> None:
+        save_dir = run_folder.job_dir / "ckpt"
+        path = write_checkpoint(save_dir)
+        run_folder.write("configs/ConfigContainer.yaml", dump + "model: {}\ntrain: {}\n")
+        (whole,) = read_run(run_folder.job, None).checkpoints
+        for part in (path / "train_state.pt", path / "run_config.yaml", save_dir / "latest_train_state.pt"):
+            part.unlink()
+        (found,) = read_run(run_folder.job, None).checkpoints
+        assert (whole.state, found.state) == (CheckpointState.COMPLETE, state)
+        assert found.reason == ("there is no train_state.pt, although later files are present" * (state == "damaged"))
+
+    def test_of_two_folders_of_the_name_that_bridge_saved_to_either_may_be_megatron_lms(
+        self, run_folder: RunFolder, write_checkpoint: Callable[..., Path]
+    ) -> None:
+        run_folder.write(
+            "configs/ConfigContainer.yaml",
+            "_target_: megatron.bridge.X\ncheckpoint: {save: /nemo_run/ckpt}\nmodel: {}\ntrain: {}\n",
+        )
+        write_checkpoint(run_folder.job_dir / "ckpt")
+        converted = write_checkpoint(run_folder.job_dir / "megatron-lm/ckpt")
+        for part in (
+            converted / "train_state.pt",
+            converted / "run_config.yaml",
+            converted.parent / "latest_train_state.pt",
+        ):
+            part.unlink()
+        states = [found.state for found in read_run(run_folder.job, None).checkpoints]
+        assert states == [CheckpointState.COMPLETE] * 2
+
     def test_output_inside_the_job_folder_is_found_once(self, run_folder: RunFolder) -> None:
         run_folder.curves(range(1, 2))
         assert len(read_run(run_folder.job, run_folder.job_dir / "tb_logs").event_files) == 1
