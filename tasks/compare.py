@@ -13,9 +13,9 @@ from prefect.logging import get_run_logger
 
 from nightbridge.errors import DamagedData, InvalidInput, NightbridgeError, TransientError
 from nightbridge.gate.control_arm import arm_run, proof_needed
-from nightbridge.gate.judging import judge_and_record
 from nightbridge.gate.nodes import on_nodes
 from nightbridge.gate.paired_trial import Trial, markdown, noise_of_history
+from nightbridge.gate.stored_verdicts import judge_and_record
 from nightbridge.harvest.manifest import committed_attempts, load_record, run_prefix
 from nightbridge.history.history_store import compact
 from nightbridge.history.reading import read_history

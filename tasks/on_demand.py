@@ -8,7 +8,7 @@ from nightbridge.doctor import Check, checks
 from nightbridge.errors import TransientError
 from nightbridge.gate.accept import accept, is_series, withdraw
 from nightbridge.gate.decisions import Decision, DecisionKind, StoredDecision, Withdrawal
-from nightbridge.gate.judging import Rejudged
+from nightbridge.gate.stored_verdicts import Rejudged
 from nightbridge.goldens.parity import Parity
 from nightbridge.harvest.retention import find_old_runs, remove_runs
 from nightbridge.models import MetricName, ReferencePolicy, Site, slug, utc_now

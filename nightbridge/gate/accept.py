@@ -21,7 +21,7 @@ from nightbridge.gate.decisions import (
     record_withdrawal,
 )
 from nightbridge.gate.evidence import Contract
-from nightbridge.gate.judging import Rejudged, judge_again
+from nightbridge.gate.stored_verdicts import Rejudged, judge_again
 from nightbridge.gate.suspects import CommitsBetween
 from nightbridge.gate.trend import Trend, trends
 from nightbridge.harvest.manifest import last_attempt_prefix, load_record

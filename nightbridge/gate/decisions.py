@@ -10,7 +10,7 @@ later one takes its place where they disagree. What each does to the history of 
 
 An acknowledged level and a baseline may end with a night (`until`): later nights are compared with what was before the
 level, and the nights that passed by the decision make no baseline. A decision is withdrawn by a second object,
-`<the same>.withdrawn`, as if it had never been made; the nights that it let pass are judged again (`judging`).
+`<the same>.withdrawn`, as if it had never been made; the nights that it let pass are judged again (`stored_verdicts`).
 
 Nothing is deleted: the nights stay in the history, and the changes in the trend, where they are shown as decided.
 """

@@ -8,10 +8,10 @@ must have first, and only a run that has all of it is compared:
 2. The run's own data: every step done, every step finite, every metric measured, no damaged file and no damaged
    checkpoint; and plausible: what was planned ran, and nothing impossible was measured (`plausibility`).
 3. Each metric, with its direction, against floors and ceilings (the test's own, and what the cluster owes it), against
-   the band of the last good runs (`nightly_values`), and against all of its history (`comparison`: a level that is
-   worse). Beyond in the bad direction is a regression, in the good direction an improvement; one that is too good to be
-   believed is suspicious, and no night's baseline until a user accepts it. One regression outweighs improvements. What
-   the cluster's canary and the nodes explain is taken out first.
+   the band of the last good runs (`nightly_values`), and against all of its history (a level that is worse), which is
+   all done in `metric_comparison`. Beyond in the bad direction is a regression, in the good direction an improvement;
+   one that is too good to be believed is suspicious, and no night's baseline until a user accepts it. One regression
+   outweighs improvements. What the cluster's canary and the nodes explain is taken out first.
 4. Golden values, where the test names some.
 
 What one night alone says is suspicious until it was run again: the verdict names how many runs it wants. Where one of
@@ -26,10 +26,10 @@ re-runs and bisect points (`repeat`) are no part of it, nor is a run that resume
 from collections.abc import Iterator, Sequence
 
 from nightbridge.errors import InvalidInput, NightbridgeError
-from nightbridge.gate.comparison import MetricResult, compare_metric, compare_with_band
 from nightbridge.gate.control_arm import control_point, pairs_of
 from nightbridge.gate.decisions import Decision, in_force, level_start
 from nightbridge.gate.determinism import with_unknown
+from nightbridge.gate.metric_comparison import MetricResult, compare_metric, compare_with_band
 from nightbridge.gate.nodes import Placement, levels_held, place_pairs, suspects_among, unchanged_since
 from nightbridge.gate.plausibility import (
     damaged_checkpoints,

@@ -16,7 +16,7 @@ Cold start: with fewer than `cold_start` good nights the band is the threshold, 
 level was accepted, the noise is that of the nights before it.
 
 One night's band finds what is large, at once. What is smaller than the band is found over several nights, by the test
-for changes of level (`gate.comparison`).
+for changes of level (`gate.metric_comparison`).
 """
 
 import math

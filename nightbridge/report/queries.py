@@ -8,8 +8,8 @@ from pydantic import Field
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import read_decisions
 from nightbridge.gate.evidence import Contract, own_bands
-from nightbridge.gate.judging import judge
 from nightbridge.gate.run_verdict import compare_with
+from nightbridge.gate.stored_verdicts import judge
 from nightbridge.gate.trend import Trend, trends
 from nightbridge.goldens.goldens import GoldenValues, run_values, write_golden
 from nightbridge.harvest.manifest import foreign_objects, last_attempt_prefix, load_record, read_manifest, read_scalars

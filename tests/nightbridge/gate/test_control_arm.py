@@ -21,8 +21,8 @@ from nightbridge.gate.control_arm import (
     weigh_strays,
 )
 from nightbridge.gate.decisions import DecisionKind
-from nightbridge.gate.judging import judge_and_record
 from nightbridge.gate.run_verdict import compare
+from nightbridge.gate.stored_verdicts import judge_and_record
 from nightbridge.gate.tonight import Evidence
 from nightbridge.history.history_store import put_row
 from nightbridge.history.nightly_values import nights_of

@@ -27,8 +27,8 @@ from nightbridge.gate.decisions import (
     read_decisions,
     record_decision,
 )
-from nightbridge.gate.judging import judge_again, judge_and_record
 from nightbridge.gate.run_verdict import compare
+from nightbridge.gate.stored_verdicts import judge_again, judge_and_record
 from nightbridge.gate.tonight import Evidence
 from nightbridge.gate.trend import suspect_nights, trends
 from nightbridge.history.history_store import put_row

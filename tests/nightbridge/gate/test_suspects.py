@@ -11,8 +11,8 @@ import pytest
 
 from examples.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.errors import InvalidInput, PermanentError
-from nightbridge.gate.judging import find_suspects
 from nightbridge.gate.run_verdict import compare
+from nightbridge.gate.stored_verdicts import find_suspects
 from nightbridge.gate.suspects import MAX_COMMITS, differences
 from nightbridge.gate.trend import suspect_nights, trends, trends_with_commits
 from nightbridge.history.rows import HistoryRow, row_of

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nightbridge.gate.comparison import reruns_wanted
+from nightbridge.gate.metric_comparison import reruns_wanted
 from nightbridge.gate.nodes import node_names
 from nightbridge.gate.run_verdict import compare
 from nightbridge.history.nightly_values import agreement_of
