@@ -35,13 +35,11 @@ from nightbridge.history.nightly_values import (
     Band,
     agreement_of,
     band_of,
-    beyond_limits,
     fixed_band,
-    is_required,
     strays_of,
 )
 from nightbridge.history.rows import measured
-from nightbridge.models import Comparison, ComparisonStatus, GatePolicy, VerdictStatus
+from nightbridge.models import Comparison, ComparisonStatus, GatePolicy, Limits, RunSpec, VerdictStatus
 from nightbridge.models.metrics import Metric
 from nightbridge.numbers import format_change, format_percent, format_value
 
@@ -94,6 +92,20 @@ def reruns_wanted(agreement: Agreement, gate: GatePolicy) -> int:
     undecided = agreement.is_split and agreement.is_worse and agreement.runs > confirm
     wanted = 2 * confirm if undecided else confirm
     return wanted if gate.max_runs is None else min(wanted, gate.max_runs)
+
+
+def is_required(metric: Metric, run: RunSpec, value: float | None, earlier: Sequence[float]) -> bool:
+    """Whether a run must have a metric, or has it: once an earlier run measured it, later ones have to.
+
+    So it is with one that its test limits: a ceiling for what is not measured would let everything pass. A further run
+    that saves no checkpoint, as an arm or a bisect point, takes no time for one.
+    """
+    test = run.test
+    if value is not None or (metric.always and (test.has_launcher or not metric.launcher_only)):
+        return True
+    if metric.fact == "checkpoints" and run.repeat and test.harvest.checkpoint == "none":
+        return False
+    return metric.name in {*test.gate.required, *test.gate.limits} or bool(earlier)
 
 
 def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
@@ -210,6 +222,15 @@ def _unproven(series: MetricSeries, band: Band) -> float:
     tonights, usual = nodes[series.tonight.nights[-1].own.nodes], max(nodes.values(), default=0)
     is_unknown = series.metric.follows_cluster and tonights < MIN_NIGHTS <= usual
     return max(spread, UNKNOWN_NODES * is_unknown)
+
+
+def beyond_limits(metric: Metric, value: float, limits: Limits) -> str:
+    """What a value breaks of its floor and ceiling, in words; empty when it keeps them. NaN keeps none."""
+    if limits.min is not None and not value >= limits.min:
+        return f"{metric.label} is below its floor of {limits.min:g} {metric.unit}".rstrip()
+    if limits.max is not None and not value <= limits.max:
+        return f"{metric.label} is above its ceiling of {limits.max:g} {metric.unit}".rstrip()
+    return ""
 
 
 def _with_limits(result: MetricResult, series: MetricSeries) -> MetricResult:

@@ -29,7 +29,7 @@ from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.gate.control_arm import control_point, pairs_of
 from nightbridge.gate.decisions import Decision, in_force, level_start
 from nightbridge.gate.determinism import with_unknown
-from nightbridge.gate.metric_comparison import MetricResult, compare_metric, compare_with_band
+from nightbridge.gate.metric_comparison import MetricResult, compare_metric, compare_with_band, is_required
 from nightbridge.gate.nodes import Placement, levels_held, place_pairs, suspects_among, unchanged_since
 from nightbridge.gate.plausibility import (
     damaged_checkpoints,
@@ -48,7 +48,6 @@ from nightbridge.history.nightly_values import (
     arms_of,
     fixed_band,
     good_runs_before,
-    is_required,
     nights_of,
     repeats_of,
 )

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from nightbridge.errors import InvalidInput
 from nightbridge.history.reading import is_good
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, measure_of, measured
-from nightbridge.models import NO_VALUE, GatePolicy, Limits, RunSpec, Summary, VerdictStatus
+from nightbridge.models import NO_VALUE, GatePolicy, Summary, VerdictStatus
 from nightbridge.models.metrics import Metric
 from nightbridge.numbers import format_count
 
@@ -324,26 +324,3 @@ def times_worse(metric: Metric, runs: Sequence[HistoryRow], least: float) -> lis
         worse, own_worse = (sign * (value - best) / abs(best) for value in (level, own))
         times[at] = max(1.0, max(worse, own_worse - BY_CHANCE * noise) / max(least, noise))
     return times
-
-
-def is_required(metric: Metric, run: RunSpec, value: float | None, earlier: Sequence[float]) -> bool:
-    """Whether a run must have a metric, or has it: once an earlier run measured it, later ones have to.
-
-    So it is with one that its test limits: a ceiling for what is not measured would let everything pass. A further run
-    that saves no checkpoint, as an arm or a bisect point, takes no time for one.
-    """
-    test = run.test
-    if value is not None or (metric.always and (test.has_launcher or not metric.launcher_only)):
-        return True
-    if metric.fact == "checkpoints" and run.repeat and test.harvest.checkpoint == "none":
-        return False
-    return metric.name in {*test.gate.required, *test.gate.limits} or bool(earlier)
-
-
-def beyond_limits(metric: Metric, value: float, limits: Limits) -> str:
-    """What a value breaks of its floor and ceiling, in words; empty when it keeps them. NaN keeps none."""
-    if limits.min is not None and not value >= limits.min:
-        return f"{metric.label} is below its floor of {limits.min:g} {metric.unit}".rstrip()
-    if limits.max is not None and not value <= limits.max:
-        return f"{metric.label} is above its ceiling of {limits.max:g} {metric.unit}".rstrip()
-    return ""

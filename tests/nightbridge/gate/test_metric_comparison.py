@@ -1,15 +1,19 @@
-"""Re-run before alarm: what a night's runs have in common counts, and what only one of them says alarms nobody."""
+"""Re-run before alarm: what a night's runs have in common counts, and what only one of them says alarms nobody.
+
+Floors and ceilings, which hold by themselves.
+"""
 
 from collections.abc import Callable
 
 import pytest
 
-from nightbridge.gate.metric_comparison import reruns_wanted
+from nightbridge.gate.metric_comparison import beyond_limits, reruns_wanted
 from nightbridge.gate.nodes import node_names
 from nightbridge.gate.run_verdict import compare
 from nightbridge.history.nightly_values import agreement_of
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import GatePolicy, Outcome, RunRecord, Summary, Verdict, VerdictStatus
+from nightbridge.models import GatePolicy, Limits, Outcome, RunRecord, Summary, Verdict, VerdictStatus
+from nightbridge.models.metrics import METRIC_BY_NAME
 
 Records = Callable[..., RunRecord]
 Rows = Callable[..., HistoryRow]
@@ -135,6 +139,25 @@ def test_a_good_night_blames_no_nodes(judge: Callable[..., Verdict]) -> None:
 
     assert verdict.status is VerdictStatus.PASSED
     assert not any("check the nodes" in reason for reason in verdict.reasons)
+
+
+@pytest.mark.parametrize(
+    ("limits", "broken"),
+    [
+        (Limits(), False),
+        (Limits(max=1.0), False),
+        (Limits(max=0.9), True),
+        (Limits(min=1.0), False),
+        (Limits(min=1.1), True),
+        (Limits(min=0.5, max=2.0), False),
+    ],
+)
+def test_a_floor_and_a_ceiling_hold(limits: Limits, broken: bool) -> None:
+    assert bool(beyond_limits(METRIC_BY_NAME["step_time"], 1.0, limits)) is broken
+
+
+def test_what_is_no_number_keeps_no_limit() -> None:
+    assert beyond_limits(METRIC_BY_NAME["step_time"], float("nan"), Limits(max=1.0))
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.history.nightly_values import Band, band_of, beyond_limits, rows_until
-from nightbridge.models import GatePolicy, Limits
+from nightbridge.history.nightly_values import Band, band_of, rows_until
+from nightbridge.models import GatePolicy
 from nightbridge.models.metrics import METRIC_BY_NAME
 from tests.builders import make_row
 
@@ -103,25 +103,6 @@ def test_a_young_level_has_the_noise_of_the_nights_before_it_and_its_own_when_th
 @pytest.mark.parametrize(("value", "place"), [(1.05, 0), (1.0500001, 1), (0.95, 0), (0.94, -1), (float("nan"), -1)])
 def test_the_edge_is_inside(value: float, place: int) -> None:
     assert Band(1.0, 0.05, 7, 0.01).side(value) == place
-
-
-@pytest.mark.parametrize(
-    ("limits", "broken"),
-    [
-        (Limits(), False),
-        (Limits(max=1.0), False),
-        (Limits(max=0.9), True),
-        (Limits(min=1.0), False),
-        (Limits(min=1.1), True),
-        (Limits(min=0.5, max=2.0), False),
-    ],
-)
-def test_a_floor_and_a_ceiling_hold(limits: Limits, broken: bool) -> None:
-    assert bool(beyond_limits(STEP_TIME, 1.0, limits)) is broken
-
-
-def test_what_is_no_number_keeps_no_limit() -> None:
-    assert beyond_limits(STEP_TIME, float("nan"), Limits(max=1.0))
 
 
 def test_the_history_until_a_night_ends_with_it() -> None:
