@@ -56,27 +56,28 @@ def _evaluated(factors: str, product: int) -> str:
     return f"{factors} = {product}" if " * " in factors else factors
 
 
-@rule("gpus-divide", _PARALLEL_STATE, (*cmd_args("num_gpus tp pp cp"), *OVERRIDDEN))
+@rule("gpus-divide", _PARALLEL_STATE, (*cmd_args("num_gpus gpus_per_node tp pp cp"), *OVERRIDDEN))
 def _gpus_divide(run: RuleContext) -> Iterator[str]:
     """Every GPU belongs to exactly one model-parallel group, so the groups must fill the GPUs."""
     sizes = run.layout(*PARALLEL)
     product = math.prod(sizes.values())
-    if run.gpus > 0 and run.gpus % product:
-        near = sorted({max(run.gpus // product, 1) * product, (run.gpus // product + 1) * product})
+    if run.gpus > 0 and (run.gpus % product or run.trained % product):
+        unit = math.lcm(product, run.gpus_per_node or 1) if run.trained != run.gpus else product
+        near = sorted({max(run.gpus // unit, 1) * unit, (run.gpus // unit + 1) * unit})
         yield (
-            f"num_gpus {run.gpus} is not a multiple of {_evaluated(run.shown(sizes), product)}; "
+            f"{run.shown_gpus} is not a multiple of {_evaluated(run.shown(sizes), product)}; "
             f"use {' or '.join(map(str, near))} GPUs, or other sizes"
         )
 
 
-@rule("expert-gpus-divide", _PARALLEL_STATE, (*cmd_args("num_gpus et ep pp"), *OVERRIDDEN))
+@rule("expert-gpus-divide", _PARALLEL_STATE, (*cmd_args("num_gpus gpus_per_node et ep pp"), *OVERRIDDEN))
 def _expert_sizes_divide(run: RuleContext) -> Iterator[str]:
     """Experts are laid over the same GPUs by sizes of their own, which must fill them as well."""
     sizes = run.layout("et", "ep", "pp")
     product = math.prod(sizes.values())
     # Whatever the recipe's other sizes are, those that are written must divide the GPUs together.
-    if "ep" in sizes and run.gpus > 0 and run.gpus % product:
-        yield f"num_gpus {run.gpus} is not a multiple of {_evaluated(run.shown(sizes), product)}; change one of them"
+    if "ep" in sizes and run.gpus > 0 and (run.gpus % product or run.trained % product):
+        yield f"{run.shown_gpus} is not a multiple of {_evaluated(run.shown(sizes), product)}; change one of them"
 
 
 _QWEN3 = ("qwen3_30b_a3b", "qwen3_235b_a22b", "qwen3_vl_30b_a3b", "qwen3_vl_235b_a22b")
@@ -103,16 +104,20 @@ def _experts_parallel(run: RuleContext) -> Iterator[str]:
     experts = run.integer("num_moe_experts") or _EXPERTS.get(recipe)
     if not parallel or parallel == 1 or experts is None:
         return
+    written = run.shown({"ep": parallel})
     if not experts:
-        yield f"ep {parallel}: {recipe} is a dense model without experts; write ep = 1, or remove it"
+        yield f"{written}: {recipe} is a dense model without experts; write 1, or remove it"
     elif experts % parallel:
-        yield f"ep {parallel} does not divide the {experts} experts of {recipe}; use a divisor of {experts}"
+        yield f"{written} does not divide the {experts} experts of {recipe}; use a divisor of {experts}"
 
 
 @rule(
     "batch-divides",
     _PARALLEL_STATE,
-    (*cmd_args("gb mb num_gpus tp pp cp use_megatron_fsdp num_distributed_optimizer_instances"), *OVERRIDDEN),
+    (
+        *cmd_args("gb mb num_gpus gpus_per_node tp pp cp use_megatron_fsdp num_distributed_optimizer_instances"),
+        *OVERRIDDEN,
+    ),
 )
 def _batch_divides(run: RuleContext) -> Iterator[str]:
     """Each data-parallel replica takes the same whole number of micro batches in a step."""
@@ -120,9 +125,9 @@ def _batch_divides(run: RuleContext) -> Iterator[str]:
     if micro is None or total is None:
         return
     product = math.prod(sizes.values())
-    if len(sizes) == len(PARALLEL) and run.gpus > 0 and run.gpus % product == 0:
-        parallel = run.gpus // product
-        reason = f"mb {micro} * data parallel size {parallel} (num_gpus {run.gpus} / ({run.shown(sizes)}))"
+    if len(sizes) == len(PARALLEL) and run.gpus > 0 and run.trained % product == 0:
+        parallel = run.trained // product
+        reason = f"mb {micro} * data parallel size {parallel} ({run.shown_gpus} / ({run.shown(sizes)}))"
     else:
         parallel, reason = 1, f"mb {micro}"
     instances = run.integer("num_distributed_optimizer_instances") or 1

@@ -193,6 +193,22 @@ class RuleContext:
         return nodes_for(self.gpus, self.gpus_per_node) if self.gpus_per_node else None
 
     @cached_property
+    def trained(self) -> int:
+        """GPUs that train: all of the nodes, for each has a task; those of the test where a node's are only guessed."""
+        limits = self.limits
+        reported = limits is not None and (limits.configured_gpus_per_node or limits.gpus_per_node)
+        is_known = self.test.has_launcher and (reported or self.integer("gpus_per_node"))
+        return self.nodes * self.gpus_per_node if is_known and self.nodes and self.gpus_per_node else self.gpus
+
+    @property
+    def shown_gpus(self) -> str:
+        """The GPUs as a message names them, with those that train where they are more."""
+        requested = f"num_gpus {self.gpus}"
+        if self.trained == self.gpus:
+            return requested
+        return f"{requested}, for which {self.trained} train on nodes of {self.gpus_per_node},"
+
+    @cached_property
     def graph_implementation(self) -> str | None:
         """How CUDA graphs are made, in lower case; None where the recipe decides."""
         value = self.args.get("cuda_graph_impl")

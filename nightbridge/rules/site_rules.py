@@ -1,5 +1,6 @@
 """Container, mounts, time and nodes: what the site must be able to give."""
 
+import math
 import os
 import re
 from collections.abc import Collection, Iterator
@@ -9,7 +10,7 @@ from nightbridge.launch.parser_source import launcher_of, passes_every_image_on
 from nightbridge.launch.resources import clock, is_read_differently_by_sbatch, time_limit_seconds
 from nightbridge.models.metrics import METRICS
 from nightbridge.models.scenario import is_ref
-from nightbridge.rules.rule import UPSTREAM, RuleContext, cmd_args, is_local, rule
+from nightbridge.rules.rule import OVERRIDDEN, PARALLEL, UPSTREAM, RuleContext, cmd_args, is_local, rule
 from nightbridge.sbatch_options import NOT_ONE_JOB, option_names
 
 _LAUNCHER = "Megatron-Bridge: setup_experiment.py and utils/executors.py of scripts/performance at 067f987d (main)"
@@ -58,7 +59,7 @@ def _image_passed_on(run: RuleContext) -> Iterator[str]:
         )
 
 
-@rule("nodes-filled", _LAUNCHER, cmd_args("num_gpus gpus_per_node gpu_type"), "warning")
+@rule("nodes-filled", _LAUNCHER, (*cmd_args("num_gpus gpus_per_node gpu_type", *PARALLEL), *OVERRIDDEN), "warning")
 def _nodes_filled(run: RuleContext) -> Iterator[str]:
     """The launcher starts one task for each GPU of a node, so more GPUs train than requested."""
     per_node, nodes = run.gpus_per_node, run.nodes
@@ -67,9 +68,12 @@ def _nodes_filled(run: RuleContext) -> Iterator[str]:
         return
     if run.test.has_launcher and per_node and nodes and run.gpus % per_node:
         guess = f" (as {run.args.get('gpu_type')} nodes usually have; the cluster may differ)" if unknown else ""
+        sizes = run.layout(*PARALLEL)
+        odd = nodes * per_node % math.prod(sizes.values())
+        fails = f", which is no multiple of {run.shown(sizes)}, and Megatron-Core refuses them" if odd else ""
         yield (
             f"num_gpus {run.gpus} do not fill nodes of {per_node} GPUs{guess}: the launcher starts {per_node} tasks "
-            f"on each of {nodes}, so {nodes * per_node} GPUs train; write num_gpus = {nodes * per_node}, or "
+            f"on each of {nodes}, so {nodes * per_node} GPUs train{fails}; write num_gpus = {nodes * per_node}, or "
             "gpus_per_node"
         )
 

@@ -141,6 +141,20 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("expert-gpus-divide", {"et": 1}, {"extra_cmd_args": {EP: "12"}}, f"et 1 * {EP} 12 = 12"),
     ("experts-parallel", {}, {"extra_cmd_args": {EP: "2"}}, "llama3_8b is a dense model"),
     ("batch-divides", {"mb": 1, "gb": 12, "pp": 1, "cp": 1}, {"extra_cmd_args": {TP: "2"}}, "data parallel size 8"),
+    (
+        "gpus-divide",
+        {"num_gpus": 12, "tp": 3, "pp": 2, "gpus_per_node": 8},
+        {},
+        "num_gpus 12, for which 16 train on nodes of 8, is not a multiple of tp 3 * pp 2 = 6; use 24 GPUs",
+    ),
+    ("expert-gpus-divide", {"num_gpus": 12, "ep": 12, "gpus_per_node": 8}, {}, "for which 16 train on nodes of 8, is"),
+    (
+        "batch-divides",
+        {**FULL, "num_gpus": 12, "gb": 12, "gpus_per_node": 8},
+        {},
+        "* data parallel size 16 (num_gpus 12,",
+    ),
+    ("nodes-filled", {"num_gpus": 12, "tp": 3}, {}, "so 16 GPUs train, which is no multiple of tp 3, and Megatron-"),
     ("expert-gpus-divide", {"et": 1, "ep": 12}, {}, "et 1 * ep 12 = 12"),
     ("batch-divides", {"mb": 2, "gb": 5}, {}, "gb 5 is not a multiple of mb 2; use 4 or 6"),
     ("batch-divides", {"mb": 1, "gb": 12, "tp": 2, "pp": 1, "cp": 1}, {}, "data parallel size 8"),
@@ -319,6 +333,9 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
     [
         ("gpus-divide", {"tp": 2, "pp": 4}, {}),
         ("gpus-divide", {"num_gpus": 0, "tp": 2}, {}),
+        ("gpus-divide", {"num_gpus": 12, "tp": 3}, {}),  # a guess at the nodes' GPUs refuses nothing
+        ("gpus-divide", {"num_gpus": 12, "tp": 4, "gpus_per_node": 8}, {}),
+        ("batch-divides", {**FULL, "num_gpus": 12, "gb": 16, "gpus_per_node": 8}, {}),
         ("gpus-divide", {"tp": 2}, {"extra_cmd_args": {CP: "4", "model.virtual_pipeline_model_parallel_size": "null"}}),
         ("gpus-divide", {}, {"extra_cmd_args": {f"~{CP}": "", TP: "a", "model.num_layers": "5"}}),
         ("gpus-divide", {"use_recipes": True}, {"extra_cmd_args": {CP: "5"}}),
@@ -487,6 +504,14 @@ def test_the_local_cluster_pretends_two_gpus_and_believes_what_a_test_says(tmp_p
 
     assert limits.gpus_per_node == 2
     assert RuleContext(run.test, limits).nodes == placeholder_plan(run, Site(), limits).nodes == 2
+
+
+def test_all_gpus_of_the_clusters_nodes_are_divided() -> None:
+    test = make_test({"num_gpus": 12, "tp": 3, "pp": 2})
+
+    assert "use 24 GPUs" in broken(test, ROOMY)["gpus-divide"]
+    assert "gpus-divide" not in broken(test, ROOMY.model_copy(update={"gpus_per_node": 4}))
+    assert "gpus-divide" not in broken(test)
 
 
 def test_limits_that_nobody_knows_forbid_nothing() -> None:
