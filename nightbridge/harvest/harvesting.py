@@ -147,8 +147,8 @@ def store_run(
             scratch=masked_copies,
             on_progress=on_progress,
         )
-        unnamed = (LeftOut(path=path, reason="its name contains a secret") for path in named)
-        unmasked = (*left_out, *unnamed, *uploaded.left_out)
+        unsent = (*(LeftOut(path=path, reason="its name contains a secret") for path in named), *uploaded.left_out)
+        unmasked = (*left_out, *unsent)
         left_out = tuple(
             LeftOut(path=mask_text(each.path, values), reason=mask_text(each.reason, values)) for each in unmasked
         )
@@ -157,6 +157,8 @@ def store_run(
 
         held.ensure_held()
         proved = {unit.path: unit.checkpoint for unit in units if unit.checkpoint is not None}
+        for each in unsent:
+            proved.pop(each.path, None)
         record = _masked_record(_record_of(request, measured, store, unmasked, proved), values)
         manifest = Manifest(
             run_key=request.run.run_key,
@@ -290,10 +292,16 @@ def _measurement_units(scratch: Path, measured: MeasuredRun, metrics: bytes) -> 
 def _as_stored(
     checkpoint: Checkpoint, path: str, left_out: Iterable[LeftOut], proved: Mapping[str, Checkpoint]
 ) -> Checkpoint:
-    """A checkpoint that was sent is what its bytes have proved; a complete one that could not be stored is damaged."""
+    """A checkpoint that was sent is what its bytes have proved; a complete one that could not be stored is damaged.
+
+    What was left out with the path of one that was sent is another of that path.
+    """
+    sent = proved.get(path)
+    if sent is not None and sent.path == checkpoint.path:
+        return sent
     reason = next((each.reason for each in left_out if each.path == path), None)
     if reason is None or checkpoint.state is not CheckpointState.COMPLETE:
-        return proved.get(path, checkpoint)
+        return checkpoint
     return checkpoint.model_copy(update={"state": CheckpointState.DAMAGED, "reason": f"not stored: {reason}"})
 
 

@@ -11,6 +11,7 @@ earlier/       a1/..., of each earlier attempt, but for its checkpoints  likewis
 """
 
 import logging
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -217,9 +218,17 @@ def _folder_of(output: RunOutput, path: Path) -> Path:
 def _below(output: RunOutput, path: Path, folder: str, stored_folder: str) -> str:
     """`<stored folder>/<path below the run's own folder>`, that folder being `folder` where it has its usual name."""
     roots = [root for root in (output.output_dir, output.job_dir) if root is not None and path.is_relative_to(root)]
-    inside = path.relative_to(roots[0]) if roots else Path(path.name)
+    inside = path.relative_to(roots[0] if roots else _parent_of_namesakes(output, path))
     parts = inside.parts[1:] if inside.parts[:1] == (folder,) else inside.parts
     return "/".join((stored_folder, *parts))
+
+
+def _parent_of_namesakes(output: RunOutput, path: Path) -> Path:
+    """What is left out before a path outside the run's own folder: all but its name, where no other folder has that."""
+    own = tuple(root for root in (output.output_dir, output.job_dir) if root is not None)
+    folders = {checkpoint.path.parent for checkpoint in output.checkpoints}
+    namesakes = (each for each in folders if each.name == path.name and not any(map(each.is_relative_to, own)))
+    return Path(os.path.commonpath((path, *namesakes))).parent
 
 
 def _unique(units: Iterable[Unit]) -> tuple[tuple[Unit, ...], list[LeftOut]]:

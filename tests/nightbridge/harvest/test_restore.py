@@ -458,6 +458,45 @@ def test_checkpoints_of_two_folders_are_restored_into_two(
     assert {path.name for path in (tmp_path / "load/second").iterdir()} == names
 
 
+def test_checkpoints_of_two_folders_of_one_name_are_both_stored_and_restored(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path
+) -> None:
+    save_dir = tmp_path / f"lustre/{left.spec.run_key}/a1"
+    found = []
+    for part in ("actor", "critic"):
+        shutil.copytree(left.job_dir / "checkpoints", save_dir / part / "ckpt")
+        (save_dir / part / "ckpt/iter_0000040/tokenizer/part").write_text(part)
+        found += [
+            each.model_copy(update={"path": save_dir / part / "ckpt" / each.path.name})
+            for each in left.output.checkpoints
+        ]
+    output = left.output.model_copy(update={"checkpoints": tuple(found)})
+    record = dataclasses.replace(left, output=output).with_sizes_of_now().harvest(directory)
+
+    states = [each.state for each in record.checkpoints if each.iteration == 40]
+    assert CheckpointState.DAMAGED not in states
+    fetch_run(directory, record.prefix, tmp_path / "load")
+    assert {path.read_text() for path in (tmp_path / "load/checkpoints").rglob("part")} == {"actor", "critic"}
+
+
+def test_of_two_checkpoints_with_one_key_the_stored_one_is_not_called_damaged(
+    directory: ObjectStore, left: LeftRun
+) -> None:
+    shutil.copytree(left.job_dir / "checkpoints", left.job_dir / "checkpoints/ckpt")
+    shutil.copytree(left.job_dir / "checkpoints/ckpt", left.job_dir / "ckpt")
+    found = (
+        each.model_copy(update={"path": left.job_dir / folder / each.path.name})
+        for folder in ("checkpoints/ckpt", "ckpt")
+        for each in left.output.checkpoints
+    )
+    output = left.output.model_copy(update={"checkpoints": tuple(found)})
+    record = dataclasses.replace(left, output=output).harvest(directory)
+
+    first, second = (each for each in record.checkpoints if each.iteration == 40)
+    assert (first.path.parent.parent.name, first.state) == ("checkpoints", CheckpointState.VERIFIED)
+    assert (second.state, "has the same key as" in second.reason) == (CheckpointState.DAMAGED, True)
+
+
 def test_a_product_that_the_run_has_not_is_said(directory: ObjectStore, left: LeftRun, tmp_path: Path) -> None:
     prefix = left.harvest(directory).prefix
     manifest = read_manifest(directory, prefix)
