@@ -27,7 +27,7 @@ from nightbridge.errors import DamagedData, LaunchRefused, PermanentError, Statu
 from nightbridge.files import RefusedFile, create_model, read_model, read_regular, write_model
 from nightbridge.models import ClusterSettings, Job, Model, RunKey, StoredModel, utc_now
 from nightbridge.numbers import whole_number
-from nightbridge.slurm.protocol import JobNotAccepted
+from nightbridge.slurm.protocol import Cluster, JobNotAccepted
 from nightbridge.slurm.script import ATTEMPT_FILE as ATTEMPT_FILE
 from nightbridge.slurm.script import CLAIM, EXIT_CODE
 
@@ -37,6 +37,9 @@ CANCELLATION_FILE = "cancellation.json"
 ENDED_FILE = "ended.json"
 WAITING_FILE = "waiting.json"
 JOB_SCRIPT = "job.sh"
+
+CLUSTER_NAME = "ClusterName"
+"""Slurm's own name of a cluster in its configuration; `ClusterSettings.name` is the site's."""
 
 _M = TypeVar("_M", bound=Model)
 CancelPolicy = Literal["hopeless", "max_pending", "max_runtime"]
@@ -74,6 +77,7 @@ class Intent(StoredModel):
     pid: int
     launcher_script: Path
     experiment_dir: Path
+    slurm_cluster: str | None = Field(None, description="Where to: Slurm's own ClusterName; None where it had none.")
 
 
 class Submission(StoredModel):
@@ -252,7 +256,9 @@ def read_intents(attempt_dir: Path) -> list[Intent]:
     return [intent for intent in intents if intent is not None]
 
 
-def declare_intent(attempt_dir: Path, launcher_script: Path, experiment_dir: Path, *, after: int) -> Path | None:
+def declare_intent(
+    attempt_dir: Path, launcher_script: Path, experiment_dir: Path, *, after: int, slurm_cluster: str | None = None
+) -> Path | None:
     """Declare that this process is about to submit; None when another process did so first.
 
     Intents are numbered, and each number can be made once. `after` is how many the caller saw before it looked for the
@@ -265,9 +271,31 @@ def declare_intent(attempt_dir: Path, launcher_script: Path, experiment_dir: Pat
         pid=os.getpid(),
         launcher_script=launcher_script,
         experiment_dir=experiment_dir,
+        slurm_cluster=slurm_cluster,
     )
     path = attempt_dir / ("intent.json" if after == 0 else f"intent-{after + 1}.json")
     return path if create_model(path, intent) else None
+
+
+def check_same_cluster(attempt_dir: Path, cluster: Cluster) -> None:
+    """Raise where this cluster's ignorance of an attempt's job proves nothing: the job may have gone to another one.
+
+    A site without `slurm_conf` means the cluster that the shell does, by a module or by SLURM_CONF.
+
+    Raises:
+        PermanentError: It was submitted to a cluster of another name.
+        StatusUnknown: This cluster does not tell its name now.
+    """
+    names = {intent.slurm_cluster for intent in read_intents(attempt_dir) if intent.slurm_cluster}
+    here = cluster.configured(CLUSTER_NAME) if names else None
+    if names and here is None:
+        raise StatusUnknown("cannot tell which cluster this is", subject=cluster.settings.name, advice="Will retry")
+    if others := names - {here}:
+        raise PermanentError(
+            f"submitted to Slurm's cluster {' and '.join(sorted(others))}, and Slurm's commands reach {here} here",
+            subject=str(attempt_dir),
+            advice="Start the night again where they reach that cluster, or set slurm_conf in the site file",
+        )
 
 
 def newest_intent(attempt_dir: Path) -> int:

@@ -46,6 +46,7 @@ from nightbridge.slurm.attempt_files import (
     AttemptContext,
     Submission,
     attempt_numbers,
+    check_same_cluster,
     claiming_submission,
     current_attempt,
     open_attempt,
@@ -187,7 +188,7 @@ def _cancel_run(run_key: str, workspace: Path, cluster: Cluster) -> CancelledJob
                     with _noted(doubts, name):
                         cluster.cancel(job_id)
                         jobs.append((run_key, job_id))
-                _check_certain(lookup, attempt_dir, cluster.accounting_horizon)
+                _check_certain(lookup, attempt_dir, cluster)
     return CancelledJobs(tuple(jobs), tuple(doubts))
 
 
@@ -199,13 +200,16 @@ def _noted(doubts: list[str], name: str) -> Iterator[None]:
         doubts.append(f"{name}: {error.happened if isinstance(error, NightbridgeError) else error}")
 
 
-def _check_certain(lookup: Lookup, attempt_dir: Path, horizon: float) -> None:
+def _check_certain(lookup: Lookup, attempt_dir: Path, cluster: Cluster) -> None:
     """Raise where the attempt may have a job that the lookup does not show."""
     if not lookup.complete:
         raise StatusUnknown("squeue or sacct did not answer")
-    for intent in read_intents(attempt_dir) if not lookup.jobs else ():
+    if lookup.jobs:
+        return
+    check_same_cluster(attempt_dir, cluster)
+    for intent in read_intents(attempt_dir):
         age = (utc_now() - intent.at).total_seconds()
-        if age < horizon:
+        if age < cluster.accounting_horizon:
             raise StatusUnknown(f"{intent.host} may have submitted it {age:.0f} s ago")
 
 

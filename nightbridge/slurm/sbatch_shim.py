@@ -28,6 +28,7 @@ from nightbridge.models import utc_now
 from nightbridge.processes import own_program
 from nightbridge.sbatch_options import OWN_OPTIONS, SBATCH, SUBMITS_NOTHING, split_options
 from nightbridge.slurm.attempt_files import (
+    CLUSTER_NAME,
     JOB_SCRIPT,
     REFUSAL_FILE,
     SUBMISSION_FILE,
@@ -35,6 +36,7 @@ from nightbridge.slurm.attempt_files import (
     Intent,
     Submission,
     SubmitRefusal,
+    check_same_cluster,
     claimed_at,
     declare_intent,
     intent_of,
@@ -125,7 +127,8 @@ def submit_once(context: AttemptContext, cluster: Cluster, script: Path, options
     launcher_text = read_script(script)
     guarded = wrap_script(launcher_text, context.attempt_dir)
     experiment_dir = experiment_dir_of(script)
-    intent = declare_intent(context.attempt_dir, script, experiment_dir, after=seen)
+    name = cluster.configured(CLUSTER_NAME)
+    intent = declare_intent(context.attempt_dir, script, experiment_dir, after=seen, slurm_cluster=name)
     if intent is None:
         raise TransientError(
             "another process is submitting this attempt", subject=context.name, advice="Will look it up again"
@@ -165,6 +168,7 @@ def find_submission(context: AttemptContext, cluster: Cluster) -> Submission | N
         return _record_found(context, job.job_id, job.submitted_at or utc_now())
     if claimant is not None:
         return _record_found(context, claimant, claimed_at(context.attempt_dir))
+    check_same_cluster(context.attempt_dir, cluster)
     for intent in read_intents(context.attempt_dir):
         _check_intent(context, intent, cluster.accounting_horizon)
     if not lookup.complete:

@@ -29,6 +29,7 @@ class Slurm(CommandLineCluster):
     def __init__(self, folder: Path) -> None:
         super().__init__(ClusterSettings(kind="slurm", name="c", bin_dir=folder))
         self.folder = folder
+        self.slurm_name = "alps"
         for name, body in COMMANDS.items():
             (folder / name).write_text(f"#!/bin/sh\n{body}\n")
             (folder / name).chmod(0o755)
@@ -44,6 +45,9 @@ class Slurm(CommandLineCluster):
             (self.folder / file).unlink(missing_ok=True)
             if answer is not None:
                 (self.folder / file).write_text("".join(f"{row}\n" for row in (rows[file] or {}).values()))
+
+    def configured(self, key: str) -> str | None:
+        return self.slurm_name
 
     @property
     def cancelled(self) -> Sequence[int]:
@@ -65,11 +69,11 @@ def attempts(slurm: Slurm, tmp_path: Path) -> list[AttemptContext]:
     return opened
 
 
-def declare(attempt: AttemptContext, *, seconds_ago: float) -> None:
+def declare(attempt: AttemptContext, *, seconds_ago: float, slurm_cluster: str | None = None) -> None:
     folder = attempt.attempt_dir
     at = utc_now() - timedelta(seconds=seconds_ago)
     intent = Intent(at=at, host="login1", pid=4711, launcher_script=folder / "job.sh", experiment_dir=folder)
-    write_model(folder / "intent.json", intent)
+    write_model(folder / "intent.json", intent.model_copy(update={"slurm_cluster": slurm_cluster}))
 
 
 def test_every_live_job_of_the_runs_is_cancelled(slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path) -> None:
@@ -190,6 +194,19 @@ def test_an_sbatch_that_may_still_be_under_way_leaves_open_whether_there_is_a_jo
         cancel_jobs(KEYS, tmp_path, slurm).check("night")
 
     declare(attempts[0], seconds_ago=slurm.accounting_horizon + 1)
+    assert cancel_jobs(KEYS, tmp_path, slurm).doubts == ()
+
+
+def test_another_cluster_leaves_open_whether_there_is_a_job(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+) -> None:
+    slurm.say(live={}, past={})
+    declare(attempts[0], seconds_ago=86_400, slurm_cluster="eos")
+
+    with pytest.raises(StatusUnknown, match=r"submitted to Slurm's cluster eos, and Slurm's commands reach alps here"):
+        cancel_jobs(KEYS, tmp_path, slurm).check("night")
+
+    slurm.slurm_name = "eos"
     assert cancel_jobs(KEYS, tmp_path, slurm).doubts == ()
 
 

@@ -380,6 +380,23 @@ def test_an_earlier_intent_older_than_the_horizon_is_replaced(
     assert jobs_named(cluster, attempt.name) == [int(result.stdout)]
 
 
+def test_an_earlier_intent_for_another_cluster_is_never_replaced(
+    attempt: AttemptContext, script: Path, cluster: CommandLineCluster
+) -> None:
+    _leave_intent(attempt, script, age=3600.0, slurm_cluster="eos")
+
+    result = sbatch(attempt, script)
+
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "submitted to Slurm's cluster eos, and Slurm's commands reach nightbridge here" in result.stderr
+    assert jobs_named(cluster, attempt.name) == []
+
+
+def test_an_intent_names_slurms_cluster(attempt: AttemptContext, script: Path) -> None:
+    assert sbatch(attempt, script).returncode == 0
+    assert [intent.slurm_cluster for intent in read_intents(attempt.attempt_dir)] == ["nightbridge"]
+
+
 def test_of_many_fronts_at_once_one_submits(attempt: AttemptContext, script: Path) -> None:
     # A slow answer, so that all of them have looked before the first one submits.
     attempt, cluster = with_tools(attempt, sacct=f'{COMMANDS}/sacct "$@"; sleep 1.5')
@@ -554,8 +571,9 @@ def _sleeper(attempt: AttemptContext) -> Path:
     return path
 
 
-def _leave_intent(attempt: AttemptContext, script: Path, age: float) -> None:
-    path = declare_intent(attempt.attempt_dir, script, experiment_dir_of(script), after=0)
+def _leave_intent(attempt: AttemptContext, script: Path, age: float, slurm_cluster: str | None = None) -> None:
+    folder = experiment_dir_of(script)
+    path = declare_intent(attempt.attempt_dir, script, folder, after=0, slurm_cluster=slurm_cluster)
     assert path is not None
     intent = read_intents(attempt.attempt_dir)[0]
     write_model(path, intent.model_copy(update={"at": utc_now() - timedelta(seconds=age), "pid": 2**22 + os.getpid()}))

@@ -44,6 +44,7 @@ class StubCluster:
         self.queue_answered = False
         self.cancelled: list[int] = []
         self.cancel_errors: list[Exception] = []
+        self.slurm_name: str | None = None
 
     def say(self, job_id: int, state: JobState, **changes: object) -> None:
         self.rows[job_id] = JobStatus(job_id=job_id, name=f"run-{job_id}-a1", state=state).model_copy(update=changes)
@@ -84,7 +85,7 @@ class StubCluster:
         return ClusterLimits()
 
     def configured(self, key: str) -> str | None:
-        return None
+        return self.slurm_name
 
     def launch_environment(self) -> dict[str, str]:
         return {}
@@ -341,6 +342,40 @@ def test_a_job_that_all_sources_certainly_do_not_know_is_lost_and_no_other(
 
     assert job.status is not None
     assert (job.status.state, job.status.nodes) == (JobState.UNKNOWN, "node1")
+
+
+@pytest.mark.parametrize("name", ["alps", None])
+def test_a_job_that_another_cluster_does_not_know_is_not_lost(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path, name: str | None
+) -> None:
+    """A night that is resumed in a shell whose Slurm is another cluster's, or does not tell its name yet."""
+    job = make_job(tmp_path)
+    declare_intent(job.attempt_dir, job.script, job.experiment_dir, after=0, slurm_cluster="eos")
+    stub.slurm_name = name
+
+    end = following(job)
+
+    if name is None:
+        time.sleep(4.0)
+        assert not end.done()
+        stub.slurm_name = "alps"
+    with pytest.raises(PermanentError, match="submitted to Slurm's cluster eos, and Slurm's commands reach alps here"):
+        end.result(timeout=20)
+
+
+@pytest.mark.parametrize("recorded", ["eos", None])
+def test_a_job_that_its_own_cluster_does_not_know_is_lost(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path, recorded: str | None
+) -> None:
+    """None: of an intent that an earlier release recorded."""
+    job = make_job(tmp_path)
+    declare_intent(job.attempt_dir, job.script, job.experiment_dir, after=0, slurm_cluster=recorded)
+    stub.slurm_name = "eos"
+
+    ended = following(job).result(timeout=20)
+
+    assert ended.status is not None
+    assert ended.status.reason.startswith("lost: unknown to Slurm")
 
 
 def test_a_job_whose_end_accounting_learns_late_is_not_lost(
