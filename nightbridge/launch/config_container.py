@@ -324,6 +324,27 @@ def _paths(value: Mapping[str, Any], prefix: str) -> Iterator[str]:
             yield from _paths(inner, f"{prefix}{key}.")
 
 
+def model_flops(container: ConfigContainer) -> float | None:
+    """FLOPs of a step: six for each weight and token of a dense transformer; attention itself comes on top."""
+    sparse = ("num_moe_experts", "multi_latent_attention", "is_hybrid_model", "heterogeneous_block_specs")
+    fields = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length", "vocab_size")
+    found = [container.integer(f"model.{field}") for field in fields]
+    batch = container.integer("train.global_batch_size")
+    if (
+        not all(found)
+        or not batch
+        or container.value("peft")
+        or any(container.is_on(f"model.{name}") for name in sparse)
+    ):
+        return None
+    layers, hidden, inner, heads, sequence, vocabulary = (float(value or 0) for value in found)
+    channels = container.integer("model.kv_channels") or hidden / heads
+    groups = container.integer("model.num_query_groups") or heads
+    attention = 2 * hidden * channels * (heads + groups)
+    weights = layers * (attention + (2 + container.is_on("model.gated_linear_unit")) * hidden * inner)
+    return 6 * (weights + vocabulary * hidden) * batch * sequence
+
+
 def container_differences(before: ConfigContainer, after: ConfigContainer) -> tuple[Difference, ...]:
     """Every value that is not the same in both, by path; lists are compared as a whole."""
     old, new = dict(_leaves(before.table, "")), dict(_leaves(after.table, ""))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field
 
+from nightbridge.launch.config_container import model_flops
 from nightbridge.launch.resources import num_gpus
 from nightbridge.models import GatePolicy, Job, LaunchPlan, Model, RunSpec, Summary
 from nightbridge.models.metrics import METRICS
@@ -28,7 +29,7 @@ from nightbridge.outputs.event_files import metrics_parquet
 from nightbridge.outputs.experiment import RunOutput, dumped_container, read_facts, read_files, read_run
 from nightbridge.outputs.logs import latest_steps
 from nightbridge.outputs.reader_process import read_in_child
-from nightbridge.outputs.run_evidence import BATCH_SIZE_TAG, WORLD_SIZE_TAG, RunToRead, dumped, model_flops, what_ran
+from nightbridge.outputs.run_evidence import BATCH_SIZE_TAG, WORLD_SIZE_TAG, RunToRead, dumped, what_ran
 from nightbridge.outputs.training_report import training_report
 from nightbridge.slurm.attempt_files import unreadable_numbers
 

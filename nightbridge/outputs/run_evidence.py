@@ -142,27 +142,6 @@ def _scheduled_rates(container: ConfigContainer) -> dict[str, float | str | None
     }
 
 
-def model_flops(container: ConfigContainer) -> float | None:
-    """Six operations for each weight and token of a dense transformer; attention itself comes on top."""
-    sparse = ("num_moe_experts", "multi_latent_attention", "is_hybrid_model", "heterogeneous_block_specs")
-    fields = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length", "vocab_size")
-    found = [container.integer(f"model.{field}") for field in fields]
-    batch = container.integer("train.global_batch_size")
-    if (
-        not all(found)
-        or not batch
-        or container.value("peft")
-        or any(container.is_on(f"model.{name}") for name in sparse)
-    ):
-        return None
-    layers, hidden, inner, heads, sequence, vocabulary = (float(value or 0) for value in found)
-    channels = container.integer("model.kv_channels") or hidden / heads
-    groups = container.integer("model.num_query_groups") or heads
-    attention = 2 * hidden * channels * (heads + groups)
-    weights = layers * (attention + (2 + container.is_on("model.gated_linear_unit")) * hidden * inner)
-    return 6 * (weights + vocabulary * hidden) * batch * sequence
-
-
 def what_ran(curves: Curves, planned: Mapping[str, Scalar]) -> dict[str, dict[str, float | str]]:
     """What really ran, by quantity and source (`Summary.ran`): the run's own dump, its log, and TensorBoard."""
     records = latest_steps(curves.log.steps)
