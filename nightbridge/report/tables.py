@@ -80,30 +80,6 @@ def gravest_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
     return sorted(verdicts, key=lambda verdict: (order.index(verdict.status), verdict.test_id, verdict.run_key))
 
 
-def headline_of(verdicts: Sequence[Verdict]) -> tuple[str, str]:
-    """What needs attention in one sentence, and how the night went in another."""
-    if not verdicts:
-        return "Nothing ran tonight.", "No test ran."
-    calls = [verdict for verdict in verdicts if STATUS_WORDS[verdict.status].task]
-    counts = [
-        f"{count} {words.label}"
-        for status, words in STATUS_WORDS.items()
-        if (count := sum(verdict.status is status for verdict in verdicts))
-    ]
-    tests = format_count(len(verdicts), "test")
-    confirmation = sum(verdict.confirmation_gpu_hours for verdict in verdicts)
-    hours = sum(verdict.gpu_hours for verdict in verdicts) + confirmation
-    cost = f" {hours:,.2f} GPU-hours, {confirmation:,.2f} of them confirmation." if hours else ""
-    subline = f"{tests}: {', '.join(counts)}.{cost}"
-    if not calls:
-        return "Nothing to do this morning.", subline
-    causes = {cause_of(verdict) for verdict in calls}
-    cause = next(iter(causes)) if len(causes) == 1 else ""
-    if len(calls) == 1:
-        return f"Look at {calls[0].test_id}: {short_reason(calls[0])}{cause and f'; {cause}'}.", subline
-    return f"{len(calls)} of {tests} need attention{cause and f': {cause}'}.", subline
-
-
 def cause_of(verdict: Verdict) -> str:
     """The commits that a verdict suspects, in one clause; empty where it knows none.
 

@@ -40,13 +40,12 @@ from nightbridge.models import (
 )
 from nightbridge.models.metrics import COLUMNS
 from nightbridge.outputs.event_files import empty_table, metrics_parquet
-from nightbridge.report.night_page import MAX_CHARTED, ReportedRun
+from nightbridge.report.night_page import MAX_CHARTED, ReportedRun, headline_of
 from nightbridge.report.night_report import link_from_night_before, night_report_html, render_report
 from nightbridge.report.overview import index_html
 from nightbridge.report.tables import (
     STATUS_WORDS,
     compact_lines,
-    headline_of,
     markdown_table,
     next_lines,
     reason_lines,
