@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nightbridge.embedded.jobs import inspect, job_dir
-from nightbridge.embedded.notation import EMBEDDED_SBATCH, hostnames
+from nightbridge.embedded.notation import hostnames
 from nightbridge.errors import InvalidInput, NightbridgeError
-from nightbridge.sbatch_options import split_options
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,14 +29,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _sbatch(root: Path, words: list[str]) -> int:
-    from nightbridge.embedded.sbatch import submit
+    from nightbridge.embedded.sbatch import main as sbatch
 
-    options, rest = split_options(words, EMBEDDED_SBATCH)
-    if len(rest) != 1:
-        raise InvalidInput("not one batch script", subject="sbatch", advice="Name a script file, without arguments")
-    job_id = submit(root, Path(rest[0]), words[:-1], environment=os.environ, directory=Path.cwd())
-    print(job_id if "parsable" in options else f"Submitted batch job {job_id}")
-    return 0
+    return sbatch(root, words)
 
 
 def _srun(root: Path, words: list[str]) -> int:

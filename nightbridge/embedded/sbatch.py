@@ -20,13 +20,23 @@ from pathlib import Path
 
 from nightbridge.embedded import notation
 from nightbridge.embedded.jobs import JOB_VARIABLE, JobRequest, job_dir, job_ids, write_record
-from nightbridge.errors import LaunchRefused, TransientError
+from nightbridge.errors import InvalidInput, LaunchRefused, TransientError
 from nightbridge.files import flush_folder, write_atomically
 from nightbridge.processes import own_program
 from nightbridge.sbatch_options import script_options, split_options
 
 START_PATIENCE = 60.0
 """Seconds that a runner may take to start."""
+
+
+def main(root: Path, words: Sequence[str]) -> int:
+    """The command on a cluster: submits the one script that its words name; returns its exit code."""
+    options, rest = split_options(words, notation.EMBEDDED_SBATCH)
+    if len(rest) != 1:
+        raise InvalidInput("not one batch script", subject="sbatch", advice="Name a script file, without arguments")
+    job_id = submit(root, Path(rest[0]), words[:-1], environment=os.environ, directory=Path.cwd())
+    print(job_id if "parsable" in options else f"Submitted batch job {job_id}")
+    return 0
 
 
 def submit(root: Path, script: Path, words: Sequence[str], *, environment: Mapping[str, str], directory: Path) -> int:
