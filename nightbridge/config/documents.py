@@ -268,11 +268,13 @@ class Findings:
     def __init__(self, source: Layered) -> None:
         self.source = source
         self.problems: list[Violation] = []
+        self._known: set[Violation] = set()
         self.warnings: list[Violation] = []
 
     def problem(self, path: KeyPath, message: str) -> None:
         """Add something that keeps the test from running; the same finding is added once."""
-        if (found := finding(self.source.where(path), path, message)) not in self.problems:
+        if (found := finding(self.source.where(path), path, message)) not in self._known:
+            self._known.add(found)
             self.problems.append(found)
 
     def warn(self, path: KeyPath, message: str) -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightbridge.config.documents import KeyPath, key_lines, line_of, read_document
+from nightbridge.config.documents import Findings, KeyPath, Layer, Layered, key_lines, line_of, read_document
+from nightbridge.models import Violation
 
 TEXT = '''# a comment with [brackets] and "quotes
 name = "x" # and one behind
@@ -95,3 +96,24 @@ def test_the_byte_order_mark_of_an_editor_is_no_part_of_the_text(tmp_path: Path)
 
     assert document.table == {"name": "x"}
     assert document.where(("name",)).endswith("test.toml:1")
+
+
+def test_findings_are_told_once_and_are_not_compared_with_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "t.toml"
+    file.write_text("a = 1\n")
+    document = read_document(file)
+    findings, again = (Findings(Layered([Layer(document.table, document)])) for _ in range(2))
+    compared: list[object] = []
+    monkeypatch.setattr(Violation, "__eq__", lambda one, other: compared.append(other) or one is other)
+    monkeypatch.setattr(Violation, "__hash__", lambda one: hash(one.message))
+
+    for number in range(200):
+        findings.problem((f"k{number}",), "unknown key")
+    assert len(compared) < 200
+
+    monkeypatch.undo()
+    again.problem(("k7",), "unknown key")
+    again.problem(("k7",), "unknown key")
+    assert len(again.problems) == 1
