@@ -153,8 +153,7 @@ def _bare(count: int) -> int:
     from prefect import flow, task
 
     from nightbridge.flows.nightly import MAX_RUNS_AT_ONCE
-    from nightbridge.flows.threads import side_by_side
-    from nightbridge.tasks.context import mark_started
+    from nightbridge.flows.threads import mark_started, side_by_side
 
     def nothing(key: str, stage: str) -> dict[str, str]:
         return {"key": key, "stage": stage}

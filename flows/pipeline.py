@@ -11,6 +11,7 @@ from prefect.runtime import flow_run
 
 from nightbridge.errors import NightbridgeError
 from nightbridge.flows.final_states import ends_plainly, result_of, state_of_verdict
+from nightbridge.flows.threads import mark_started
 from nightbridge.gate.run_verdict import verdict_for_error
 from nightbridge.models import ClusterLimits, RunRecord, RunSpec, Site, Verdict
 from nightbridge.models.series import series_id
@@ -24,7 +25,7 @@ from nightbridge.slurm.attempts import (
 )
 from nightbridge.tasks.cancel import cancel_runs
 from nightbridge.tasks.compare import compare
-from nightbridge.tasks.context import is_in_night, mark_started, shared_night
+from nightbridge.tasks.context import is_in_night, shared_night
 from nightbridge.tasks.harvest import harvest
 from nightbridge.tasks.job import needs_another_job, submit_and_watch
 from nightbridge.tasks.prefect_calls import add_tags

@@ -31,7 +31,7 @@ from prefect.exceptions import Pause, TerminationSignal
 from prefect.states import Cancelled, Crashed
 
 from nightbridge.processes import GUARD, end_within
-from nightbridge.tasks.context import interrupted_together, raise_if_interrupted, starting, this_flow_run
+from nightbridge.tasks.context import interrupted_together, raise_if_interrupted, this_flow_run
 from nightbridge.tasks.prefect_calls import show
 
 A = TypeVar("A")
@@ -99,6 +99,15 @@ class _Calls(Generic[R]):
 
 # --- side by side ----------------------------------------------------------------------------------------------------
 
+_started: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("nightbridge_started", default=None)
+"""What the next call waits for."""
+
+
+def mark_started() -> None:
+    """Let the next subflow start; called first by each subflow."""
+    if (started := _started.get()) is not None:
+        started.set()
+
 
 def side_by_side(call: Callable[[A], R], arguments: Sequence[A], *, most: int) -> list[R]:
     """Call a function that runs a subflow for each argument in threads; return the results in the arguments' order.
@@ -117,8 +126,12 @@ def side_by_side(call: Callable[[A], R], arguments: Sequence[A], *, most: int) -
         while number and not started[number - 1].wait(_LOOK_AGAIN):
             raise_if_interrupted()
         raise_if_interrupted()
-        with starting(started[number]):
+        _started.set(started[number])  # in this thread's own copy of the context
+        try:
             return call(argument)
+        finally:
+            # A subflow that Prefect found finished, or that could not start, never marks its start.
+            started[number].set()
 
     calls = _Calls([partial(one, number, argument) for number, argument in enumerate(arguments)])
     try:

@@ -128,7 +128,6 @@ class _Scope:
 
     night: NightContext = field(default_factory=NightContext)
     interruption: Interruption | None = None
-    started: threading.Event | None = None
 
 
 _scope: contextvars.ContextVar[_Scope | None] = contextvars.ContextVar("nightbridge_scope", default=None)
@@ -178,23 +177,6 @@ def interrupted_together() -> Iterator[Interruption]:
             yield interruption
     finally:
         INTERRUPTED.reset(token)
-
-
-@contextlib.contextmanager
-def starting(started: threading.Event) -> Iterator[None]:
-    """Let a subflow that starts in the block set the event (`mark_started`); it is set at the end in any case."""
-    try:
-        with _scoped(replace(_scope.get() or _Scope(), started=started)):
-            yield
-    finally:
-        # A subflow that Prefect found finished, or that could not start, never marks its start.
-        started.set()
-
-
-def mark_started() -> None:
-    """Let the next subflow start; called first by each subflow."""
-    if (scope := _scope.get()) is not None and scope.started is not None:
-        scope.started.set()
 
 
 # --- interruption, and waiting that can be interrupted ---------------------------------------------------------------

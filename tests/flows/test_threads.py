@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import InvalidInput
-from nightbridge.flows.threads import EXIT_TERMINATED, async_twin, outside_of_loops, side_by_side
+from nightbridge.flows.threads import EXIT_TERMINATED, async_twin, mark_started, outside_of_loops, side_by_side
 from nightbridge.processes import run
-from nightbridge.tasks.context import mark_started, raise_if_interrupted
+from nightbridge.tasks.context import raise_if_interrupted
 
 # --- side by side: in order, in this flow run's context, and ended together -------------------------------------------
 
