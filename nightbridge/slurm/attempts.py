@@ -49,6 +49,7 @@ from nightbridge.slurm.attempt_files import (
     check_same_cluster,
     claiming_submission,
     current_attempt,
+    may_have_job,
     open_attempt,
     read_attempt,
     read_cancellation,
@@ -185,11 +186,27 @@ def _cancel_run(run_key: str, workspace: Path, cluster: Cluster) -> CancelledJob
             with _noted(doubts, name):
                 lookup = cluster.find(name)
                 for job_id in live_jobs(name, lookup, cluster.states):
+                    if _is_of_another_workspace(job_id, attempt_dir, cluster):
+                        log.warning("job %d has the name %s, and is another workspace's: left alone", job_id, name)
+                        continue
                     with _noted(doubts, name):
                         cluster.cancel(job_id)
                         jobs.append((run_key, job_id))
                 _check_certain(lookup, attempt_dir, cluster)
     return CancelledJobs(tuple(jobs), tuple(doubts))
+
+
+def _is_of_another_workspace(job_id: int, attempt_dir: Path, cluster: Cluster) -> bool:
+    """Whether a job that has this attempt's name was submitted by a workspace with the same night, scenario and test.
+
+    Only where that is proven: this attempt records no job, and the job's script lies in the folder of an attempt that
+    was opened at another time. A record that is damaged or missing must not keep a job of ours alive.
+    """
+    with contextlib.suppress(NightbridgeError, OSError):
+        script = None if may_have_job(attempt_dir) else cluster.script_of(job_id)
+        if script is not None:
+            return read_attempt(script.parent).opened_at != read_attempt(attempt_dir).opened_at
+    return False
 
 
 @contextlib.contextmanager

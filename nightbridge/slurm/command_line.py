@@ -65,6 +65,7 @@ _NO_ACCOUNTING = re.compile(r"accounting storage is disabled")
 # Whom Slurm names when slurmctld itself ends a job, as after a prolog that failed.
 _SLURM_ITSELF = frozenset({"", "0", "root"})
 _EXIT_CODE = re.compile(r"\bExitCode=(\d+):(\d+)")
+_SCRIPT = re.compile(r"\bCommand=(/\S+)")
 _ABOUT_NODES = re.compile(r"configuration (is )?not available")
 _UP = frozenset({"idle", "mixed", "allocated", "completing"})
 # What sinfo puts behind a state, power saving and planned work. A node that does not answer has a `*` and is down.
@@ -210,6 +211,11 @@ class CommandLineCluster:
         listing = self._ask(("sinfo", "--noheader", "--states=idle", "--format=%D", *partition)) or ""
         idle = sum(whole_number(word) or 0 for word in listing.split())
         return max(1, idle // max(nodes, 1))
+
+    def script_of(self, job_id: int) -> Path | None:
+        """The script that sbatch was called with, as slurmctld tells it while it knows the job."""
+        found = _SCRIPT.search(self._ask(("scontrol", "--oneliner", "show", "job", str(job_id))) or "")
+        return Path(found[1]) if found else None
 
     def configured(self, key: str) -> str | None:
         """The value of a key of slurm.conf, as slurmctld goes by it."""

@@ -84,6 +84,10 @@ class LocalCluster:
         """The slots, whatever the size: all nodes are this machine."""
         return self.settings.slots
 
+    def script_of(self, job_id: int) -> Path | None:
+        """None: its jobs are those of one workspace."""
+        return None
+
     def configured(self, key: str) -> str | None:
         """None: it has no slurm.conf."""
         return None

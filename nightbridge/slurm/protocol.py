@@ -86,6 +86,9 @@ class Cluster(Protocol):
     def available_slots(self, nodes: int) -> int:
         """Jobs of so many nodes that would start now; at least 1, also where the cluster does not answer."""
 
+    def script_of(self, job_id: int) -> Path | None:
+        """The script that a job was submitted with; None where that is not known."""
+
     def configured(self, key: str) -> str | None:
         """The value of a key of the cluster's own configuration; None without one, or where it does not answer."""
 

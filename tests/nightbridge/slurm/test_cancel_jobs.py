@@ -30,6 +30,7 @@ class Slurm(CommandLineCluster):
         super().__init__(ClusterSettings(kind="slurm", name="c", bin_dir=folder))
         self.folder = folder
         self.slurm_name = "alps"
+        self.scripts: dict[int, Path] = {}
         for name, body in COMMANDS.items():
             (folder / name).write_text(f"#!/bin/sh\n{body}\n")
             (folder / name).chmod(0o755)
@@ -45,6 +46,9 @@ class Slurm(CommandLineCluster):
             (self.folder / file).unlink(missing_ok=True)
             if answer is not None:
                 (self.folder / file).write_text("".join(f"{row}\n" for row in (rows[file] or {}).values()))
+
+    def script_of(self, job_id: int) -> Path | None:
+        return self.scripts.get(job_id)
 
     def configured(self, key: str) -> str | None:
         return self.slurm_name
@@ -135,6 +139,38 @@ def test_a_job_is_found_by_its_attempts_folder_whatever_became_of_the_record(
     found = cancel_jobs(KEYS, tmp_path, slurm)
 
     assert (slurm.cancelled, found.doubts) == ([100, 101, 102], ())
+
+
+def test_the_job_of_another_workspace_with_the_same_night_is_left_alone(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+) -> None:
+    """Staging beside production: the later one's attempt was refused because of this job, and has none of its own."""
+    theirs = open_attempt(tmp_path / "production", KEYS[0], slurm.settings)
+    slurm.scripts = {100: theirs.attempt_dir / "job.sh", 101: attempts[1].attempt_dir / "job.sh"}
+
+    found = cancel_jobs(KEYS, tmp_path, slurm)
+
+    assert (slurm.cancelled, found.doubts) == ([101, 102], ())
+    assert found.jobs == ((KEYS[1], 101), (KEYS[2], 102))
+
+
+@pytest.mark.parametrize("reason", ["an intent of ours", "our record is lost", "their record is lost", "an alias"])
+def test_what_may_be_our_job_is_cancelled_wherever_its_script_lies(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path, reason: str
+) -> None:
+    theirs = open_attempt(tmp_path / "production", KEYS[0], slurm.settings).attempt_dir
+    slurm.scripts = {100: theirs / "job.sh"}
+    if reason == "an intent of ours":
+        declare(attempts[0], seconds_ago=86_400)
+    elif reason == "an alias":
+        (tmp_path / "mount").symlink_to(tmp_path)
+        slurm.scripts = {100: tmp_path / "mount" / (attempts[0].attempt_dir / "job.sh").relative_to(tmp_path)}
+    else:
+        folder = theirs if reason == "their record is lost" else attempts[0].attempt_dir
+        (folder / "attempt.json").unlink()
+
+    assert cancel_jobs(KEYS[:1], tmp_path, slurm).jobs == ((KEYS[0], 100),)
+    assert slurm.cancelled == [100]
 
 
 def test_the_job_of_somebody_else_who_got_the_id_is_left_alone(

@@ -92,6 +92,18 @@ def test_many_jobs_are_queried_at_once_and_unknown_ones_are_left_out(
 
 
 @pytest.mark.slurm
+def test_slurmctld_tells_a_jobs_script(
+    cluster: CommandLineCluster, script: Callable[[str], Path], run_key: str
+) -> None:
+    path = script("sleep 60")
+    job_id = cluster.submit(run_key, path, [])
+
+    assert cluster.script_of(job_id) == path
+    assert cluster.script_of(999_999) is None
+    cluster.cancel(job_id)
+
+
+@pytest.mark.slurm
 def test_a_cancelled_job_names_its_canceller_and_cancelling_twice_is_no_error(
     cluster: CommandLineCluster, script: Callable[[str], Path], run_key: str
 ) -> None:

@@ -84,6 +84,9 @@ class StubCluster:
     def limits(self) -> ClusterLimits:
         return ClusterLimits()
 
+    def script_of(self, job_id: int) -> Path | None:
+        raise NotImplementedError
+
     def configured(self, key: str) -> str | None:
         return self.slurm_name
 
