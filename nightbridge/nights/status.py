@@ -209,13 +209,14 @@ def nights_table(nights: Iterable[Night]) -> "Table":
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("night", "scenario", "began (UTC)", "ended", "verdict", "tests"):
-        table.add_column(heading, no_wrap=heading in ("night", "began (UTC)", "verdict"), overflow="fold")
+        table.add_column(heading, no_wrap=heading in ("night", "began (UTC)"), overflow="fold")
     for night in nights:
         start, end = night.start, night.ended
         bad = ", ".join(verdict.test_id for verdict in end.verdicts if EXIT_CODES[verdict.status]) if end else ""
         count = len(start.tests) + len(start.invalid)
         table.add_row(
-            *map(Text, (start.night, start.scenario, f"{start.begun_at:%Y-%m-%d %H:%M}")),
+            # Without the year: 80 columns leave room for the names of bad tests.
+            *map(Text, (start.night, start.scenario, f"{start.begun_at:%m-%d %H:%M}")),
             Text(f"{end.ended_at:%H:%M}" if end else "–"),
             Text(state_of(night), style="bold red" if end and end.exit_code else ""),
             Text(f"{count}: {bad}" if bad else str(count)),

@@ -1,5 +1,6 @@
 """Where each run of a night is, asked of a real embedded cluster."""
 
+import io
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -7,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from nightbridge.errors import StatusUnknown
 from nightbridge.models import (
@@ -207,3 +209,18 @@ def test_a_night_that_was_begun_again_has_no_end_among_the_nights(tmp_path: Path
 
     shown = [str(next(iter(column.cells))) for column in table.columns]
     assert shown[3:] == ["–", "not ended, and its process is gone", "1"]
+
+
+def test_eighty_columns_have_room_for_the_names_of_bad_tests(tmp_path: Path) -> None:
+    names, now = ("llama-small", "mixtral-small"), utc_now()
+    start = NightStart(night="2026-11-22", scenario="nightly", cluster="c", workspace=tmp_path, begun_at=now)
+    nights = []
+    for status in (VerdictStatus.REGRESSED, VerdictStatus.INSUFFICIENT_DATA):
+        verdicts = tuple(NightVerdict(test_id=name, run_key=name, status=status) for name in names)
+        end = NightEnd(night=start.night, scenario="nightly", ended_at=now, exit_code=1, verdicts=verdicts)
+        nights.append(Night(start=start, end=end))
+    text = io.StringIO()
+
+    Console(width=80, file=text).print(nights_table(nights))
+
+    assert {start.night, "nightly", "regressed", "llama-small,", "mixtral-small"} <= set(text.getvalue().split())
