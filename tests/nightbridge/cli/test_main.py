@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import httpx
@@ -269,3 +270,28 @@ def test_an_unknown_command_leads_to_the_one_that_is_meant(nightbridge: Program,
 
     assert code == 2
     assert f"No such command '{typed}'. Did you mean `nightbridge {meant}`?" in err
+
+
+_INTERRUPTED_IMPORT = """
+import os, runpy, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+runpy.run_module("nightbridge", run_name="__main__")
+"""
+
+
+def test_ctrl_c_has_its_exit_code_while_the_commands_are_loaded() -> None:
+    """An installed program begins there, too."""
+    command = [sys.executable, "-c", _INTERRUPTED_IMPORT]
+
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ended.returncode, ended.stderr) == (130, "nightbridge: interrupted\n")
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"nightbridge": "nightbridge.__main__:start"}
