@@ -101,7 +101,7 @@ def checkpoint(
 
 def _loaded(judged: "Mapping[str, object]", python: str) -> dict[str, object]:
     """What loading a checkpoint changes about how it was judged."""
-    from nightbridge.outputs.deep_check import load_with_torch
+    from nightbridge.outputs.torch_check import load_with_torch
 
     try:
         loaded = load_with_torch(Path(str(judged["path"])), python)

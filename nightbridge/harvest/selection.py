@@ -31,8 +31,8 @@ from nightbridge.outputs.checkpoints import (
     proved_state,
     trackers_of,
 )
-from nightbridge.outputs.deep_check import load_with_torch
 from nightbridge.outputs.experiment import RunOutput
+from nightbridge.outputs.torch_check import load_with_torch
 from nightbridge.store.object_store import checked_key
 
 _STORED_CHECKPOINT = re.compile(rf"(checkpoints/(?:(?!{LOADER_STATES}/)[^/]+/)*?)iter_(\d{{7,18}})/", re.ASCII)

@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from nightbridge.outputs import failure_lines as lines
-from nightbridge.outputs.failure_lines import Kind
+from nightbridge.outputs import failure_patterns as patterns
+from nightbridge.outputs.failure_patterns import Kind
 
 POSSIBLY = "possibly: "
 """What a line begins with that is not certain."""
@@ -29,12 +29,12 @@ class ErrorFinder:
 
     def __init__(self) -> None:
         self._in_traceback = False
-        self._before = lines.RANK_PREFIX
+        self._before = patterns.RANK_PREFIX
         """What stands before each line of the traceback, with any number: a time, a rank, a margin."""
         self._found: dict[Kind, str] = {}
         self._announced: tuple[dict[Any, str], Any, bool] | None = None
         """The line that the next one may explain: where it is, under which key, and whether it is whole, so that only
-        what is set in below it belongs to it, as to an exception with several lines.
+        what is set in below it belongs to it, as to an exception with several patterns.
         """
         self._possible: dict[int, str] = {}
         self._below_root_cause = self._is_aside = False
@@ -55,142 +55,148 @@ class ErrorFinder:
         if self._is_over or self._explains(line):
             return
         is_exception = False
-        if lines.TRACEBACK in line:
+        if patterns.TRACEBACK in line:
             self._begin_traceback(line)
-        elif self._in_traceback or lines.NAMED_RANK.match(line):
+        elif self._in_traceback or patterns.NAMED_RANK.match(line):
             is_exception = self._see_in_traceback(self._before.sub("", line, count=1).rstrip(), line)
-        elif ("Error" in line or "Exception" in line) and lines.BARE_EXCEPTION.match(
-            bare := lines.RANK_PREFIX.sub("", line)
+        elif ("Error" in line or "Exception" in line) and patterns.BARE_EXCEPTION.match(
+            bare := patterns.RANK_PREFIX.sub("", line)
         ):
             is_exception = self._see_exception(bare.strip(), "bare") or True
         self._previous = line
-        if "error: " in line and not self._node and (exited := lines.EXITED.search(line)):
+        if "error: " in line and not self._node and (exited := patterns.EXITED.search(line)):
             self._note_where(re.split("[,-]", exited[2])[0], exited[1])
         self._see_root_cause(line)
-        self._client_said = (self._client_said or line.strip()) if lines.CLIENT.match(line) else ""
-        if line.rstrip().endswith(lines.NCCL_DETAIL):
+        self._client_said = (self._client_said or line.strip()) if patterns.CLIENT.match(line) else ""
+        if line.rstrip().endswith(patterns.NCCL_DETAIL):
             said = next(
-                (kind for kind in lines.BEST_FIRST if lines.OF_NCCL.search(self._found.get(kind, ""))), "report"
+                (kind for kind in patterns.BEST_FIRST if patterns.OF_NCCL.search(self._found.get(kind, ""))), "report"
             )
             is_known = said in self._found or not self._possible
             self._announced = (self._found, said, False) if is_known else (self._possible, min(self._possible), False)
         lower = line.lower()
-        if lines.CHAINED in lower:
+        if patterns.CHAINED in lower:
             self._is_the_same, self._led_to = True, self._led_to or self._exception
-        if not any(word in lower for word in lines.WORDS):
-            goes_on = not lines.OF_THE_END.match(line)
+        if not any(word in lower for word in patterns.WORDS):
+            goes_on = not patterns.OF_THE_END.match(line)
             self._went_on |= goes_on and "complaint" in self._found
             self._is_the_same |= goes_on and not self._in_traceback
-        elif not lines.NO_MESSAGE.match(line):
+        elif not patterns.NO_MESSAGE.match(line):
             self._see_words(line, is_exception=is_exception)
 
     def _see_words(self, line: str, *, is_exception: bool) -> None:
         """Take in a line that may say why a run died, by its words."""
-        self._is_aside |= lines.ASIDE.search(line) is not None
+        self._is_aside |= patterns.ASIDE.search(line) is not None
         # An exception that speaks of another process is a consequence: what it said of that one may stand below.
-        is_consequence = is_exception and lines.OF_ANOTHER.search(line)
-        if lines.KNOWN_CAUSE.search(line) and not (
+        is_consequence = is_exception and patterns.OF_ANOTHER.search(line)
+        if patterns.KNOWN_CAUSE.search(line) and not (
             is_consequence
-            or lines.is_harmless(line)
-            or lines.REMARKS.search(line)
-            or lines.FRAME.match(lines.RANK_PREFIX.sub("", line))
+            or patterns.is_harmless(line)
+            or patterns.REMARKS.search(line)
+            or patterns.FRAME.match(patterns.RANK_PREFIX.sub("", line))
         ):
             self._see_known(line)
         elif not is_exception and self._wants(line):
-            self._note_possible(lines.rank_of_possible(line), line.strip())
+            self._note_possible(patterns.rank_of_possible(line), line.strip())
 
     def _see_whether_it_goes_on(self, line: str) -> None:
         """Where training, or a script after its complaint, continues, what was found is possible only."""
         best = self._best_kind()
         if not best and not self._possible:
             return
-        if lines.PROGRESS.search(line):
-            self._possible = {lines.BEFORE_PROGRESS: self._found[best] if best else self._possible[min(self._possible)]}
+        if patterns.PROGRESS.search(line):
+            self._possible = {
+                patterns.BEFORE_PROGRESS: self._found[best] if best else self._possible[min(self._possible)]
+            }
             self._found.clear()
             self._is_over = self._in_doubt = self._was_killed_for_memory = False
             self._ended_for_all = self._led_to = self._after = ""
             self._went_on = self._others_went_on = self._is_uncaught = self._is_consequence_uncaught = False
-        elif "complaint" in self._found and lines.REMARKS.search(line) and not lines.CLOSING.search(line):
-            self._possible[lines.SOUNDS + lines.OUTLIVED] = self._found.pop("complaint")
-        elif best in lines.OF_A_PROCESS:
-            self._others_went_on |= lines.INFORMS.search(line) is not None
-        elif not best and "NCCL INFO" not in line and lines.INFORMS.search(line):
-            for rank in lines.OUTLIVABLE & self._possible.keys():
-                self._possible[rank + lines.OUTLIVED] = self._possible.pop(rank)
+        elif "complaint" in self._found and patterns.REMARKS.search(line) and not patterns.CLOSING.search(line):
+            self._possible[patterns.SOUNDS + patterns.OUTLIVED] = self._found.pop("complaint")
+        elif best in patterns.OF_A_PROCESS:
+            self._others_went_on |= patterns.INFORMS.search(line) is not None
+        elif not best and "NCCL INFO" not in line and patterns.INFORMS.search(line):
+            for rank in patterns.OUTLIVABLE & self._possible.keys():
+                self._possible[rank + patterns.OUTLIVED] = self._possible.pop(rank)
 
     def _wants(self, line: str) -> bool:
         """Whether a line that only sounds like a failure can be better than what was found."""
-        if self._best_kind() in lines.OF_A_PROCESS:
+        if self._best_kind() in patterns.OF_A_PROCESS:
             return False
-        is_in_stack = self._in_traceback or lines.NAMED_RANK.match(line)
+        is_in_stack = self._in_traceback or patterns.NAMED_RANK.match(line)
         if is_in_stack and self._before.sub("", line, count=1)[:1].isspace():
             return False
-        return lines.SOUNDS not in self._possible and (
-            lines.WORDED not in self._possible or bool(lines.SOUNDS_SO.search(line))
+        return patterns.SOUNDS not in self._possible and (
+            patterns.WORDED not in self._possible or bool(patterns.SOUNDS_SO.search(line))
         )
 
     def _note_possible(self, rank: int | None, line: str) -> None:
         if rank is not None and rank not in self._possible:
-            self._possible[rank] = lines.cut(line)
-            if lines.ANNOUNCES.search(line) and not self._announced:
+            self._possible[rank] = patterns.cut(line)
+            if patterns.ANNOUNCES.search(line) and not self._announced:
                 self._announced = self._possible, rank, False
 
     def _see_known(self, line: str) -> None:
-        self._was_killed_for_memory |= lines.OOM_KILL.search(line) is not None
-        if lines.ENDED_FOR_ALL.search(line):
-            self._is_over, self._in_doubt = True, any(lines.BY_SIGNAL not in said for said in self._found.values())
-            self._ended_for_all = lines.cut(line.strip()) if self._in_doubt else ""
-            if failed := lines.FAILED_NODE.search(line):
+        self._was_killed_for_memory |= patterns.OOM_KILL.search(line) is not None
+        if patterns.ENDED_FOR_ALL.search(line):
+            self._is_over, self._in_doubt = True, any(patterns.BY_SIGNAL not in said for said in self._found.values())
+            self._ended_for_all = patterns.cut(line.strip()) if self._in_doubt else ""
+            if failed := patterns.FAILED_NODE.search(line):
                 self._note_where("", failed[1])
-        elif lines.WAITED.search(line) and "known" not in self._found:
-            self._in_doubt = bool(self._node) or not all(map(lines.WAITED.search, self._found.values()))
-        text = lines.cut(lines.RANK_PREFIX.sub("", line).strip())
-        kind = lines.kind_of(text)
-        if kind == "known" and all(map(lines.NCCL_WARNING.search, (text, self._found.get("of another", "")))):
+        elif patterns.WAITED.search(line) and "known" not in self._found:
+            self._in_doubt = bool(self._node) or not all(map(patterns.WAITED.search, self._found.values()))
+        text = patterns.cut(patterns.RANK_PREFIX.sub("", line).strip())
+        kind = patterns.kind_of(text)
+        if kind == "known" and all(map(patterns.NCCL_WARNING.search, (text, self._found.get("of another", "")))):
             kind = "consequence"
-        if self._client_said not in ("", line.strip()) and (client := lines.CLIENT.match(line)):
-            text = lines.cut(f"{self._client_said}; {line[client.end() :].strip()}")
+        if self._client_said not in ("", line.strip()) and (client := patterns.CLIENT.match(line)):
+            text = patterns.cut(f"{self._client_said}; {line[client.end() :].strip()}")
         self._has_ended |= kind == "report"
-        if kind == "complaint" and lines.CONTAINER_LOG in text and lines.CONTAINER_LOG in self._found.get(kind, ""):
-            self._possible.setdefault(lines.SOUNDS, self._found.pop(kind))
+        if (
+            kind == "complaint"
+            and patterns.CONTAINER_LOG in text
+            and patterns.CONTAINER_LOG in self._found.get(kind, "")
+        ):
+            self._possible.setdefault(patterns.SOUNDS, self._found.pop(kind))
         if kind not in self._found and not self._says_more(kind):
             self._found[kind] = text
-            self._note_where(lines.rank_of(line))
+            self._note_where(patterns.rank_of(line))
 
     def _says_more(self, kind: Kind) -> bool:
         """Whether a line that sounds like a failure says more than this one below it, that a process ended."""
-        return kind in lines.ENDS and lines.SOUNDS in self._possible
+        return kind in patterns.ENDS and patterns.SOUNDS in self._possible
 
     def _explains(self, line: str) -> bool:
         """Take in what stands below a line that announces it; whether that is all that it can say."""
-        if not self._announced or not line.strip() or lines.TRACEBACK in line or lines.BAR.search(line):
+        if not self._announced or not line.strip() or patterns.TRACEBACK in line or patterns.BAR.search(line):
             return False
-        if not self._announced[2] and lines.OF_OTHERS.search(line):
+        if not self._announced[2] and patterns.OF_OTHERS.search(line):
             return False
-        if lines.CLOSING.search(line) or "(exitcode: " in line or lines.EXITED.search(line):
+        if patterns.CLOSING.search(line) or "(exitcode: " in line or patterns.EXITED.search(line):
             self._announced = None  # the log is cut before what was announced
             return False
-        (texts, key, is_whole), said = self._announced, lines.RANK_PREFIX.sub("", line)
-        goes_on = not is_whole or (said[:1].isspace() and not lines.FRAME.match(said))
-        self._announced = (texts, key, is_whole) if goes_on and lines.ANNOUNCES.search(said.rstrip()) else None
+        (texts, key, is_whole), said = self._announced, patterns.RANK_PREFIX.sub("", line)
+        goes_on = not is_whole or (said[:1].isspace() and not patterns.FRAME.match(said))
+        self._announced = (texts, key, is_whole) if goes_on and patterns.ANNOUNCES.search(said.rstrip()) else None
         if not goes_on:
             return False
         if said.strip() not in texts.get(key, said):
-            texts[key] = lines.cut(f"{texts[key]} {said.strip()}")
+            texts[key] = patterns.cut(f"{texts[key]} {said.strip()}")
         return texts is self._found
 
     def _begin_traceback(self, line: str) -> None:
         self._in_traceback, self._statement = True, ""
         self._heading = self._previous.strip() if " ERROR " in self._previous else ""
-        before = line[: line.index(lines.TRACEBACK)][-lines.LONGEST_BEFORE :]
+        before = line[: line.index(patterns.TRACEBACK)][-patterns.LONGEST_BEFORE :]
         margin = before[: len(before) - len(before.lstrip())]
-        alike = lines.NUMBER.sub(r"\\d+", re.escape(before)) or lines.RANK_PREFIX.pattern
-        self._before = re.compile(f"^(?:{alike}|{lines.RANK_PREFIX.pattern}|{margin})")
+        alike = patterns.NUMBER.sub(r"\\d+", re.escape(before)) or patterns.RANK_PREFIX.pattern
+        self._before = re.compile(f"^(?:{alike}|{patterns.RANK_PREFIX.pattern}|{margin})")
 
     def _see_root_cause(self, line: str) -> None:
-        """Take in which rank torchrun saw fail first, and where: it knows better than the order of the lines."""
-        self._below_root_cause |= lines.ROOT_CAUSE in line
-        field = lines.ROOT_FIELD.match(line) if self._below_root_cause else None
+        """Take in which rank torchrun saw fail first, and where: it knows better than the order of the patterns."""
+        self._below_root_cause |= patterns.ROOT_CAUSE in line
+        field = patterns.ROOT_FIELD.match(line) if self._below_root_cause else None
         if field and field[1] == "rank":
             self._rank = field[2]
         elif field:
@@ -200,16 +206,16 @@ class ErrorFinder:
         self._rank, self._node = self._rank or rank, self._node or node
 
     def _see_in_traceback(self, line: str, printed: str) -> bool:
-        if not lines.EXCEPTION.match(line):
-            self._statement = line.strip() if lines.STATEMENT.match(line) else self._statement
+        if not patterns.EXCEPTION.match(line):
+            self._statement = line.strip() if patterns.STATEMENT.match(line) else self._statement
             return False
-        is_uncaught = lines.NAMED_RANK.match(printed) is not None
-        self._in_traceback = lines.REMOTE in line
-        if self._is_consequence_uncaught and not is_uncaught and lines.CONSEQUENCES.search(line):
+        is_uncaught = patterns.NAMED_RANK.match(printed) is not None
+        self._in_traceback = patterns.REMOTE in line
+        if self._is_consequence_uncaught and not is_uncaught and patterns.CONSEQUENCES.search(line):
             return True  # of the launcher, after a rank told of another
-        if lines.IS_NAME.match(line) and not lines.CONSEQUENCES.match(line):
+        if patterns.IS_NAME.match(line) and not patterns.CONSEQUENCES.match(line):
             line = self._with_statement(line)
-        first, rank = self._found.get("cause"), lines.rank_of(printed)
+        first, rank = self._found.get("cause"), patterns.rank_of(printed)
         if not self._see_exception(line, "cause"):
             self._is_consequence_uncaught |= is_uncaught
             self._noticed_by = self._noticed_by or rank
@@ -236,32 +242,32 @@ class ErrorFinder:
         if "ChildFailedError" in line:
             self._has_ended = True
             if not self._says_more("summary"):
-                self._found.setdefault("summary", lines.cut(line))
+                self._found.setdefault("summary", patterns.cut(line))
             return False
         is_consequence = self._is_aside or any(
-            known.search(line) for known in (lines.CONSEQUENCES, lines.REPORT, lines.OF_ANOTHER)
+            known.search(line) for known in (patterns.CONSEQUENCES, patterns.REPORT, patterns.OF_ANOTHER)
         )
         if is_consequence:
-            kind = "report" if self._is_aside or lines.OF_A_CHILD.search(line) else "consequence"
+            kind = "report" if self._is_aside or patterns.OF_A_CHILD.search(line) else "consequence"
         self._is_aside = False
         if self._says_more(kind):
             return False
         if not self._found.get(kind, "").startswith(line):  # another rank's, which may have a line less
-            self._found[kind] = lines.cut(f"{self._heading} {line}".strip() if is_consequence else line)
+            self._found[kind] = patterns.cut(f"{self._heading} {line}".strip() if is_consequence else line)
         self._exception = self._found[kind]
-        if named := lines.FOUND_NAN.search(line):
+        if named := patterns.FOUND_NAN.search(line):
             self._note_where(*named.groups())
-        self._announced = self._found, kind, not lines.ANNOUNCES.search(line)
+        self._announced = self._found, kind, not patterns.ANNOUNCES.search(line)
         return not is_consequence
 
     def _best_kind(self) -> Kind | None:
-        return next((kind for kind in lines.BEST_FIRST if kind in self._found), None)
+        return next((kind for kind in patterns.BEST_FIRST if kind in self._found), None)
 
     def _is_certain(self, kind: Kind) -> bool:
-        by_memory = self._was_killed_for_memory and not lines.MEMORY.search(self._found[kind])
-        has_ended, is_cut = self._node or self._has_ended, lines.ANNOUNCES.search(self._found[kind])
+        by_memory = self._was_killed_for_memory and not patterns.MEMORY.search(self._found[kind])
+        has_ended, is_cut = self._node or self._has_ended, patterns.ANNOUNCES.search(self._found[kind])
         outlived = self._went_on if kind == "complaint" else self._others_went_on and not has_ended
-        return kind in lines.AT_FIRST_HAND and not (
+        return kind in patterns.AT_FIRST_HAND and not (
             self._rival_of(kind) or self._in_doubt or by_memory or outlived or is_cut
         )
 
@@ -270,11 +276,11 @@ class ErrorFinder:
         that a process ended the last one before something, maybe another rank, went on, else what ended the job
         for all after it.
         """
-        best = min(self._possible, default=lines.ENDED)
-        if kind in lines.ENDS or (kind is None and best in lines.ENDED_POSSIBLY):
-            sounds_so = next((self._possible[rank] for rank in lines.WENT_ON_AFTER if rank in self._possible), "")
+        best = min(self._possible, default=patterns.ENDED)
+        if kind in patterns.ENDS or (kind is None and best in patterns.ENDED_POSSIBLY):
+            sounds_so = next((self._possible[rank] for rank in patterns.WENT_ON_AFTER if rank in self._possible), "")
         else:
-            sounds_so = self._possible[best] if kind in lines.AT_FIRST_HAND and best in lines.OUTLIVABLE else ""
+            sounds_so = self._possible[best] if kind in patterns.AT_FIRST_HAND and best in patterns.OUTLIVABLE else ""
         if self._found.get(kind or "summary") != self._ended_for_all:
             return sounds_so or self._ended_for_all
         return sounds_so or next((said for said in self._found.values() if said != self._ended_for_all), "")
@@ -287,12 +293,12 @@ class ErrorFinder:
         been logged and outlived: torch marks those with the rank that end a process.
         """
         kind = self._best_kind()
-        said = f"{self._found[kind]} {self._after}" if kind in lines.OF_A_PROCESS else ""
-        if lines.OF_THE_CODE.search(said):
+        said = f"{self._found[kind]} {self._after}" if kind in patterns.OF_A_PROCESS else ""
+        if patterns.OF_THE_CODE.search(said):
             return said
         went_on = self._others_went_on or self._is_consequence_uncaught
         is_outlived = self._ended_for_all or (went_on and not self._is_uncaught)
-        return "" if kind == "known" or is_outlived or lines.OF_THE_MACHINE.search(said) else said
+        return "" if kind == "known" or is_outlived or patterns.OF_THE_MACHINE.search(said) else said
 
     @property
     def best(self) -> str:
@@ -303,10 +309,10 @@ class ErrorFinder:
             text = self._possible[min(self._possible)]
         else:
             return ""
-        rank = self._rank or (self._noticed_by if kind in ("consequence", "report") else "") or lines.rank_of(text)
+        rank = self._rank or (self._noticed_by if kind in ("consequence", "report") else "") or patterns.rank_of(text)
         where = [f"rank {rank}"] if rank else []
         where += [self._node] if self._node and self._node not in text else []
-        if lines.ANNOUNCES.search(text) or (self._in_traceback and lines.IS_NAME.match(text)):
+        if patterns.ANNOUNCES.search(text) or (self._in_traceback and patterns.IS_NAME.match(text)):
             text = self._with_statement(text)  # the log is cut before the message
         after = {"cause": self._after, "consequence": self._led_to}.get(kind or "", "")
         text += f"; after: {after}" if after and after not in text else ""

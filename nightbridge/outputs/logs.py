@@ -24,7 +24,7 @@ from nightbridge.files import open_regular, unless_away
 from nightbridge.models import Model
 from nightbridge.models.metrics import METRICS, NUMBER
 from nightbridge.numbers import real_number, whole_number
-from nightbridge.outputs.failure_lines import FLAKY_MARKERS
+from nightbridge.outputs.failure_patterns import FLAKY_MARKERS
 from nightbridge.outputs.log_errors import ErrorFinder
 from nightbridge.outputs.reader_process import read_in_child
 

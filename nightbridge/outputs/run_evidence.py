@@ -12,7 +12,7 @@ from nightbridge.launch.config_container import ConfigContainer
 from nightbridge.models import Job, LaunchPlan, Model
 from nightbridge.outputs.curves import Curves, read_curves
 from nightbridge.outputs.experiment import RunOutput, read_files
-from nightbridge.outputs.failure_lines import FLAKY_MARKERS
+from nightbridge.outputs.failure_patterns import FLAKY_MARKERS
 from nightbridge.outputs.log_errors import POSSIBLY
 from nightbridge.outputs.logs import LogReading, latest_steps, read_logs
 from nightbridge.outputs.reader_process import read_in_child

@@ -409,9 +409,9 @@ OTHERS = [
     "locking.py: read_text",  # /proc
     "locking.py: read_text",
     "nights/prefect_api.py: read_text",  # Prefect's settings
-    "outputs/deep_check.py: read_bytes",  # a program of ours
     "outputs/reader_process.py: open",  # folders, without reading them
     "outputs/reader_process.py: read_text",  # /proc
+    "outputs/torch_check.py: read_bytes",  # a program of ours
     "secrets.py: read_text",  # a TOML file of the site's
     "slurm/attempts.py: read_text",  # nodes to leave out, which a test names
     "slurm/script.py: read_text",  # the launcher's script, before there is a job

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightbridge.outputs.failure_lines import FLAKY_MARKERS
+from nightbridge.outputs.failure_patterns import FLAKY_MARKERS
 from nightbridge.outputs.logs import (
     LogReading,
     LogTail,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError
-from nightbridge.outputs.deep_check import load_with_torch
+from nightbridge.outputs.torch_check import load_with_torch
 
 TORCH_PYTHON = os.environ.get("NIGHTBRIDGE_TORCH_PYTHON", "")
 """An interpreter with torch and safetensors: several GB, so no requirement of the tests."""

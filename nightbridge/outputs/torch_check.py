@@ -1,4 +1,4 @@
-"""The deep check of a checkpoint: it is really loaded, with torch, by an interpreter that has it."""
+"""A checkpoint is really loaded, with torch, by an interpreter that has it: `nightbridge checkpoint --deep`."""
 
 import json
 import os
