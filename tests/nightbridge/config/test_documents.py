@@ -105,8 +105,13 @@ def test_findings_are_told_once_and_are_not_compared_with_each_other(
     file.write_text("a = 1\n")
     document = read_document(file)
     findings, again = (Findings(Layered([Layer(document.table, document)])) for _ in range(2))
-    compared: list[object] = []
-    monkeypatch.setattr(Violation, "__eq__", lambda one, other: compared.append(other) or one is other)
+    compared = []
+
+    def is_same(one: Violation, other: object) -> bool:
+        compared.append(other)
+        return one is other
+
+    monkeypatch.setattr(Violation, "__eq__", is_same)
     monkeypatch.setattr(Violation, "__hash__", lambda one: hash(one.message))
 
     for number in range(200):
