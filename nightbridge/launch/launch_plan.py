@@ -10,6 +10,7 @@ not the launcher itself, may hold some of these characters: a backslash carries 
 """
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -168,12 +169,14 @@ def placeholder_plan(spec: RunSpec, site: Site, limits: ClusterLimits | None = N
         InvalidInput: As for `make_launch_plan`, by the flag table of that version.
     """
     bridge, nemo_run = spec.test.megatron_bridge, spec.test.nemo_run_repo
+    # A real checkout is named by its commit, so whatever a branch is called is passed on.
+    folder = re.sub(r"[^A-Za-z0-9._/-]", "_", bridge.commit)
     checkout = Checkout(
         megatron_bridge=PinnedRepository(
             url=bridge.url,
             ref=bridge.commit,
             commit="0" * 40,
-            path=PLACEHOLDER / "checkouts" / "Megatron-Bridge" / bridge.commit,
+            path=PLACEHOLDER / "checkouts" / "Megatron-Bridge" / folder,
         ),
         nemo_run=PinnedRepository(
             url=nemo_run.url, ref=nemo_run.commit, commit="0" * 40, path=PLACEHOLDER / "checkouts" / "Run"

@@ -424,3 +424,8 @@ def test_without_a_container_no_path_may_hold_what_nemo_run_replaces(plan: Plann
     with pytest.raises(InvalidInput, match="/nemo_run, which NeMo-Run would replace"):
         plan(spec({"container_image": "none"}), image=Image(kind="none"), attempt_dir=attempt_dir)
     assert plan(spec(), attempt_dir=attempt_dir).attempt_dir == attempt_dir
+
+
+@pytest.mark.parametrize("branch", ["é", "fix;it", "#12", "user/topic"])
+def test_a_branch_of_any_name_is_planned_as_its_checkout_is_named_by_its_commit(branch: str) -> None:
+    assert placeholder_plan(spec(version=branch), Site(cluster=SLURM)).argv
