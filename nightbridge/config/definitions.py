@@ -81,6 +81,12 @@ def define_test(
         swept, drawn = split_drawn(arguments.axes, table, findings)
         axes = (*swept, *_variable_axes(table, findings), *_node_axis(table, arguments, findings))
         sweep = sweep_of(table.sweep, table, (*axes, *drawn), findings)
+        if "points" in table.sweep.model_fields_set and sweep.method == "grid" and (axes or not drawn):
+            findings.warn(
+                ("sweep", "points"), 'has no effect: all valid points are run; write method = "random" with it'
+            )
+        if table.time_limit == "":
+            findings.warn(("time_limit",), "is empty, as if it were not written; write HH:MM:SS, or remove it")
         if hetero == ("nemo_run_repo" in source.table):
             not_pinned = f"is not written; {NEMO_RUN.url} at {NEMO_RUN.commit} is not pinned"
             findings.warn(("nemo_run_repo",), "has no effect: this workload has no launcher" if hetero else not_pinned)

@@ -190,6 +190,23 @@ def test_a_list_for_a_flag_that_takes_a_list_is_one_value_and_the_difference_is_
 # --- older spellings and fields without a meaning --------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        (TEST + "tp = [1, 2]\n[sweep]\npoints = 3\n", "sweep.points: has no effect: all valid points are run"),
+        ('time_limit = ""\n' + TEST, "test.toml:1: time_limit: is empty, as if it were not written"),
+    ],
+)
+def test_what_is_written_and_changes_nothing_is_a_warning(write: Write, text: str, warning: str) -> None:
+    assert warning in "\n".join(config.load(write(text)).warnings)
+
+
+def test_points_that_are_drawn_are_no_warning(write: Write) -> None:
+    drawn = write(TEST + 'tp = [1, 2]\n[sweep]\nmethod = "random"\npoints = 3\n')
+
+    assert not any("points" in warning for warning in config.load(drawn).warnings)
+
+
 def test_older_fields_are_accepted_with_a_warning_each(write: Write) -> None:
     args = ARGS.replace('model_family_name = "llama"\nmodel_recipe_name = "llama3_8b"\n', "")
     older = (
