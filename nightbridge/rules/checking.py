@@ -52,13 +52,12 @@ from nightbridge.rules.rule import (
 from nightbridge.rules.sweep_points import (
     MAX_OUTCOMES,
     MAX_RUNS,
-    Expansion,
     Grid,
     PointValues,
     chosen_points,
-    drawn_points,
+    draw_violations,
     expansion_of,
-    skipped_draws,
+    grid_violations,
     too_many_runs,
 )
 
@@ -205,7 +204,7 @@ def check_test(
     expansion = expansion_of(grid, MAX_OUTCOMES)
     first = next(iter(chosen_points(test, grid)), None)
     severity: Severity = "error" if first is None else "warning"
-    refused = (*_skipped(test, expansion, severity), *_skipped_draws(test, grid, severity))
+    refused = (*grid_violations(test, grid, expansion, severity), *draw_violations(test, grid, severity))
     if first is None:
         refused = (*refused, *_hidden(test, {found.rule for found in refused}, limits, checkout))
         broken = {found.rule for found in refused}
@@ -257,31 +256,14 @@ def check_read(
     return (*test.findings, *(found for found in broken if not any(names(found.message, key) for key in unread)))
 
 
-def _skipped(test: TestDefinition, expansion: Expansion, severity: Severity) -> Iterator[Violation]:
-    for rule in rules_of(test):
-        if skipped := expansion.skipped.get(rule.id):
-            message = (
-                f"{skipped.points} of {expansion.checked} of the sweep are skipped, for example: {skipped.example}"
-            )
-            yield with_places(rule.violation(message, severity), test, test.source)
-
-
 def _hidden(
     test: TestDefinition, broken: Collection[str], limits: ClusterLimits | None, checkout: Checkout | None
 ) -> Iterator[Violation]:
     """Rules that are broken only by points that others refuse already, each with its own count."""
     for rule in rules_of(test) if test.axes else ():
         if rule.id not in broken:
-            alone = expansion_of(Grid(test, (rule,), limits, checkout), MAX_COUNTED)
-            yield from _skipped(test, alone, "error")
-
-
-def _skipped_draws(test: TestDefinition, grid: Grid, severity: Severity) -> Iterator[Violation]:
-    skipped, drawn = skipped_draws(test, grid), sum(1 for _ in drawn_points(test, grid)) if test.drawn else 0
-    for rule in rules_of(test):
-        if found := skipped.get(rule.id):
-            message = f"{found.points} of {drawn} sampled points are skipped, for example: {found.example}"
-            yield with_places(rule.violation(message, severity), test, test.source)
+            alone = Grid(test, (rule,), limits, checkout)
+            yield from grid_violations(test, alone, expansion_of(alone, MAX_COUNTED), "error")
 
 
 def check_scenario(scenario: Scenario, limits: ClusterLimits | None = None) -> Scenario:

@@ -4,7 +4,8 @@ A rule names the fields that it reads. So it is checked once for each combinatio
 as the last of them is set, and whatever lies below a combination that it refuses is left out whole and only counted.
 Nothing is kept but the results of such checks, so a grid of any size takes the same memory.
 
-`skipped_parts` tells what of a sweep is not run: for each rule how many points break it, and its message for the first.
+What of a sweep is not run is told for each rule, with how many points break it and its message for the first: to
+whoever checks the file (`grid_violations`, `draw_violations`), and in the sweep's results (`skipped_parts`).
 """
 
 import math
@@ -16,8 +17,8 @@ from itertools import islice, repeat
 from typing import Any
 
 from nightbridge.launch.resources import at_point
-from nightbridge.models import Checkout, ClusterLimits, SkippedPart, SweepAxis, TestDefinition, Violation
-from nightbridge.rules.rule import Rule, RuleContext
+from nightbridge.models import Checkout, ClusterLimits, Severity, SkippedPart, SweepAxis, TestDefinition, Violation
+from nightbridge.rules.rule import Rule, RuleContext, with_places
 
 MAX_RUNS = 1000
 """Points of one test that are run in one night; more are almost certainly a mistake."""
@@ -106,6 +107,9 @@ class Grid:
     """All points of a swept test, and the rules that they have to keep.
 
     Rules that only warn are not checked. A test without axes is a grid of one point.
+
+    Attributes:
+        rules: The rules that are checked.
     """
 
     def __init__(
@@ -123,10 +127,10 @@ class Grid:
         ]
         self._checks: list[list[_RuleOverAxes]] = [[] for _ in self._axes]
         self._refused_at_once: list[Rule[RuleContext]] = []
-        self._rules = [
+        self.rules = [
             rule for rule in rules if rule.severity == "error" and rule.holds(self._base.version, self._base.available)
         ]
-        for rule in self._rules:
+        for rule in self.rules:
             self._place(rule)
 
     @property
@@ -174,7 +178,7 @@ class Grid:
     def first_refusal(self, point: PointValues) -> tuple[Rule[RuleContext], str] | None:
         """The first rule that a whole point breaks, and its message; None where it breaks none."""
         run = self._context(point)
-        for rule in self._rules:
+        for rule in self.rules:
             for message in rule.check(run):
                 return rule, message
         return None
@@ -330,6 +334,26 @@ def skipped_parts(test: TestDefinition, grid: Grid) -> tuple[SkippedPart, ...]:
         SkippedPart(point=dict(part.first), points=part.points, rule=rule, reason=part.example)
         for rule, part in (*of_grid.items(), *skipped_draws(test, grid).items())
     )
+
+
+def grid_violations(test: TestDefinition, grid: Grid, expansion: Expansion, severity: Severity) -> Iterator[Violation]:
+    """One violation for each rule that points of the grid break: how many, with its message for the first."""
+    return _violations(test, grid, expansion.skipped, f"{expansion.checked} of the sweep", severity)
+
+
+def draw_violations(test: TestDefinition, grid: Grid, severity: Severity) -> Iterator[Violation]:
+    """The same of drawn points."""
+    drawn = sum(1 for _ in drawn_points(test, grid)) if test.drawn else 0
+    return _violations(test, grid, skipped_draws(test, grid), f"{drawn} sampled points", severity)
+
+
+def _violations(
+    test: TestDefinition, grid: Grid, skipped: Mapping[str, Skipped], of_all: str, severity: Severity
+) -> Iterator[Violation]:
+    for rule in grid.rules:
+        if found := skipped.get(rule.id):
+            message = f"{found.points} of {of_all} are skipped, for example: {found.example}"
+            yield with_places(rule.violation(message, severity), test, test.source)
 
 
 def too_many_runs(test: TestDefinition, expansion: Expansion) -> Iterator[Violation]:
