@@ -121,6 +121,22 @@ def ran_otherwise(before: HistoryRow, summary: Summary) -> str:
     return f"ran otherwise than in {before.night}, by its configuration: {', '.join(changed)}" if changed else ""
 
 
+def logs_otherwise(before: HistoryRow, summary: Summary) -> str:
+    """At which other interval a run logs than an earlier one, in words: steps, curves and start-up differ by that."""
+    was, now = (ran.get("iterations a record", {}) for ran in (before.summary.ran, summary.ran))
+    changed = [
+        f"{source} {_text(was[source])} → {_text(now[source])}"
+        for source in was
+        if source in now and was[source] != now[source]
+    ]
+    if not changed:
+        return ""
+    return (
+        f"logs at another interval than in {before.night}, iterations a record: {', '.join(changed)}; single steps, "
+        "curves and start-up are not measured as they were"
+    )
+
+
 def _planned(quantity: Quantity, test: TestDefinition) -> Scalar | None:
     if quantity.name == "world size":
         return num_gpus(test)

@@ -34,6 +34,7 @@ from nightbridge.gate.nodes import Placement, levels_held, place_pairs, suspects
 from nightbridge.gate.plausibility import (
     damaged_checkpoints,
     implausible,
+    logs_otherwise,
     missing_checkpoints,
     missing_steps,
     ran_otherwise,
@@ -248,8 +249,11 @@ def _verdict(
                 reruns, suspects = placed.reruns, placed.avoid if placed.reruns else ()
                 control = _control_arm(tonight.control, own, placed) if reruns or own.arms else None
                 node_reasons = (*node_reasons, *([placed.reason] if placed.reason else ()))
-            otherwise = ran_otherwise(baseline[-1], record.summary) if baseline else ""
-            reasons = (*reasons, *node_reasons, *([otherwise] if otherwise else ()), *_decided(tonight))
+            logs, ran = (
+                [said] if baseline and (said := otherwise(baseline[-1], record.summary)) else []
+                for otherwise in (logs_otherwise, ran_otherwise)
+            )
+            reasons = (*logs, *reasons, *node_reasons, *ran, *_decided(tonight))
     if record.job.outcome is Outcome.TEARDOWN:
         reasons = (*reasons, _outcome_reason(record.job))
     missing = () if outcome_fault or short else missing_checkpoints(record)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nightbridge.launch.config_container import ConfigContainer
 from nightbridge.models import Job, LaunchPlan, Model
-from nightbridge.outputs.curves import Curves, read_curves
+from nightbridge.outputs.curves import LOG_FILE, STEP_COLUMNS, Curves, logging_interval, read_curves
 from nightbridge.outputs.experiment import RunOutput, read_files
 from nightbridge.outputs.failure_patterns import FLAKY_MARKERS
 from nightbridge.outputs.log_errors import POSSIBLY
@@ -152,12 +152,14 @@ def what_ran(curves: Curves, planned: Mapping[str, Scalar]) -> dict[str, dict[st
     reported: dict[str, dict[str, float | None]] = {
         "the log": {
             "iterations": steps[-1].total if steps else None,
+            "iterations a record": _interval(list(records)),
             "global batch size": steps[-1].global_batch_size if steps else None,
             "consumed samples": records[at].consumed_samples if at in records else None,
             **_rates([step.learning_rate for step in steps if step.learning_rate is not None]),
         },
         "TensorBoard": {
             "world size": _last(curves, WORLD_SIZE_TAG),
+            "iterations a record": _interval(_recorded_losses(curves)),
             "global batch size": _last(curves, BATCH_SIZE_TAG),
             "consumed samples": None if samples is None else float(samples),
             **(_rates(_values(curves, _RATE_TAG)) if _is_whole(curves) else {}),
@@ -180,6 +182,18 @@ def what_ran(curves: Curves, planned: Mapping[str, Scalar]) -> dict[str, dict[st
         }
         for name, of in ran.items()
     }
+
+
+def _interval(iterations: Sequence[int]) -> float | None:
+    """The commonest distance of two records; None where there are not two."""
+    return logging_interval(iterations) if len(iterations) > 1 else None
+
+
+def _recorded_losses(curves: Curves) -> list[int]:
+    """The iterations at which an event file, and not the log alone, has a loss."""
+    rows = curves.rows_of(STEP_COLUMNS["loss"].tag)
+    iterations: list[int] = rows.loc[rows["file"] != LOG_FILE, "step"].tolist()
+    return iterations
 
 
 def _is_whole(curves: Curves) -> bool:

@@ -1,5 +1,6 @@
 """Plausibility: what contradicts the plan, what is physically impossible, and what only looks as if it were."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -64,6 +65,26 @@ def test_what_ran_otherwise_than_in_the_last_good_night_is_said_and_no_fault() -
     assert (same.status, other.status) == (VerdictStatus.INSUFFICIENT_DATA, VerdictStatus.INSUFFICIENT_DATA)
     assert "ran otherwise than in 2026-11-20, by its configuration: tensor parallel size 1 → 2" in other.reasons
     assert not [reason for reason in same.reasons if "otherwise" in reason]
+
+
+def test_another_logging_interval_than_in_the_last_good_night_is_named_first_and_no_fault() -> None:
+    def run(night: str, every: Mapping[str, float]) -> RunRecord:
+        summary = make_summary().model_copy(update={"ran": {"iterations a record": dict(every)}})
+        return make_record(summary, night=night, cmd_args=ARGUMENTS)
+
+    good = run("2026-11-20", {"the log": 1, "TensorBoard": 1})
+    history = [row_of(good, compare(good, ()))]
+    same, other, log_only = (
+        compare(run("2026-11-21", every), history)
+        for every in ({"the log": 1, "TensorBoard": 1}, {"the log": 10, "TensorBoard": 1}, {"the log": 1})
+    )
+
+    assert other.reasons[0] == (
+        "logs at another interval than in 2026-11-20, iterations a record: the log 1 → 10; single steps, curves and "
+        "start-up are not measured as they were"
+    )
+    assert other.status is VerdictStatus.INSUFFICIENT_DATA
+    assert not [reason for verdict in (same, log_only) for reason in verdict.reasons if "interval" in reason]
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,20 @@ def test_events_that_were_never_flushed_leave_the_samples_to_the_log(
     assert samples_of(run_folder) == {"the log": 50 * 128, "iterations and batch": 50 * 128}
 
 
+def test_how_many_iterations_a_record_has_is_known_of_each_source(
+    run_folder: RunFolder, step_line: type[StepLine]
+) -> None:
+    def found() -> dict[str, float | str] | None:
+        return measure(read_run(run_folder.job, None), GatePolicy(), 50)[0].ran.get("iterations a record")
+
+    run_folder.log(step_line(10).step)
+    assert found() is None
+    run_folder.log("\n".join(step_line(step).step for step in range(10, 51, 10)))
+    assert found() == {"the log": 10}
+    run_folder.curves(range(1, 46))  # the log fills what was never flushed
+    assert found() == {"the log": 10, "TensorBoard": 1}
+
+
 _TRACEBACK = "[rank3]: Traceback (most recent call last):\n[rank3]:     y = layer(x)\n[rank3]: "
 OF_PEERS = (
     "[rank1]: Traceback (most recent call last):\n"
