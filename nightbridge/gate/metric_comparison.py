@@ -118,7 +118,8 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
     if not is_required(metric, tonight.record.spec, own, known):
         return None
     if own is None:
-        return compare_with_band(metric, None, fixed_band(metric, series.gate, known[-1:]), 0)
+        lacking = compare_with_band(metric, None, fixed_band(metric, series.gate, known[-1:]), 0)
+        return lacking._replace(reason=lacking.reason + _clocks_apart(metric, tonight))
     steady = series.steady
     good = [
         index
@@ -149,6 +150,17 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
     excess = alone.comparison.change * (1 if metric.lower_is_better else -1)
     strays = strays_of(metric, band, [singles[index] for index in good])
     return _with_control(result, series, explained, excess, strays)
+
+
+def _clocks_apart(metric: Metric, tonight: Tonight) -> str:
+    """Why a run has a start-up time that is none: two clocks measure it, Slurm's and the node's."""
+    elapsed = tonight.record.summary.startup_time
+    if metric.name != "startup_time" or elapsed is None or elapsed > 0:
+        return ""
+    return (
+        f": the first iteration began {format_value(abs(elapsed), 's')} before the job did; is the node's clock behind "
+        "Slurm's, or was the job requeued?"
+    )
 
 
 def compare_with_band(metric: Metric, value: float | None, band: Band, runs: int, name: str = "") -> MetricResult:

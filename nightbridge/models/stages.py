@@ -288,7 +288,9 @@ class Summary(StoredModel):
         None, description="Least floating-point operations of one step on all GPUs; None where the model is unknown."
     )
     queue_time: float | None = Field(None, description="From submission to the job's start, seconds.")
-    startup_time: float | None = Field(None, description="From the job's start to its first iteration, seconds.")
+    startup_time: float | None = Field(
+        None, description="From the job's start to its first iteration, seconds; negative where clocks are apart."
+    )
     checkpoint_time: float | None = Field(
         None, description="Median time for which training stood still to save a checkpoint, seconds."
     )

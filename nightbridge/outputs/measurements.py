@@ -450,8 +450,8 @@ def startup_time(curves: Curves, job: Job | None) -> float | None:
     """Seconds from the start of a job to the beginning of its first iteration.
 
     An event is written when its iteration is over, so the iteration's own time, which compilation makes a long one, is
-    taken off. None where no event file has step times (the log's clock has no time zone), or where the first one is
-    older than the job.
+    taken off. Negative where the first one is older than the job by Slurm's clock, which is no measurement; the gate
+    says so. None where no event file has step times (the log's clock has no time zone).
     """
     if job is None or job.status is None or job.status.started_at is None:
         return None
@@ -461,9 +461,7 @@ def startup_time(curves: Curves, job: Job | None) -> float | None:
     first = recorded.sort_values("wall_time").iloc[0]
     iterations = min(logging_interval(sorted(set(recorded["step"].tolist()))), int(first["step"]) - curves.start)
     began = float(first["wall_time"]) - iterations * float(first["value"])
-    elapsed = began - job.status.started_at.timestamp()
-    # Slurm's times are whole seconds, and two machines' clocks differ a little.
-    return max(elapsed, 0.0) if elapsed > -5.0 else None
+    return began - job.status.started_at.timestamp()
 
 
 def _step_times(curves: Curves) -> "pd.DataFrame":

@@ -746,6 +746,27 @@ def test_what_few_nights_call_an_improvement_is_told_as_what_it_is(make_record: 
 
 
 @pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (-37.0, ": the first iteration began 37.00 s before the job did; is the node's clock behind Slurm's, or "),
+        (0.0, ": the first iteration began 0.000 s before the job did; is the node's clock behind Slurm's, or "),
+        (None, "finite number"),
+    ],
+)
+def test_a_start_up_time_that_two_clocks_measure_wrongly_names_them(
+    make_record: Records, make_row: Rows, found: float | None, says: str
+) -> None:
+    before, tonight = (make_summary().model_copy(update={"startup_time": value}) for value in (60.0, found))
+
+    verdict = compare(make_record(tonight, "2026-11-02"), [make_row(before, "2026-11-01")])
+
+    assert verdict.status is VerdictStatus.FAILED
+    assert verdict.reasons[0].startswith("start-up time was not measured")
+    assert says in verdict.reasons[0]
+    assert ("clock" in verdict.reasons[0]) is (found is not None)
+
+
+@pytest.mark.parametrize(
     ("change", "text"),
     [
         (lambda record: placed(record, nodes=2), "nodes 1 → 2"),

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nightbridge.history.rows import measured as measured_value
 from nightbridge.models import GatePolicy, Job, JobState, JobStatus, Summary
+from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.outputs.curves import logging_interval
 from nightbridge.outputs.event_files import COLUMNS, metrics_parquet
 from nightbridge.outputs.experiment import read_run
@@ -512,11 +514,14 @@ class TestDurations:
         job = self._job(run_folder, self.written - timedelta(seconds=60))
         assert measured(job=job).startup_time == pytest.approx(56)
 
-    def test_curves_that_are_older_than_the_job_say_nothing(
-        self, run_folder: RunFolder, measured: Callable[..., Summary]
+    @pytest.mark.parametrize("late", [2, 3600])
+    def test_curves_that_are_older_than_the_job_say_by_how_much_which_is_no_measurement(
+        self, run_folder: RunFolder, measured: Callable[..., Summary], late: int
     ) -> None:
         run_folder.curves(range(1, 51))
-        assert measured(job=self._job(run_folder, self.written + timedelta(hours=1))).startup_time is None
+        summary = measured(job=self._job(run_folder, self.written + timedelta(seconds=late)))
+        assert summary.startup_time == pytest.approx(-4 - late)
+        assert measured_value(METRIC_BY_NAME["startup_time"], summary) is None
 
     def test_a_job_that_never_started_has_neither(
         self, run_folder: RunFolder, measured: Callable[..., Summary]
