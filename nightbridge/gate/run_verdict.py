@@ -253,7 +253,7 @@ def _verdict(
                 [said] if baseline and (said := otherwise(baseline[-1], record.summary)) else []
                 for otherwise in (logs_otherwise, ran_otherwise)
             )
-            reasons = (*logs, *reasons, *node_reasons, *ran, *_decided(tonight))
+            reasons = (*logs, *reasons, *node_reasons, *ran, *_not_known(results, tonight), *_decided(tonight))
     if record.job.outcome is Outcome.TEARDOWN:
         reasons = (*reasons, _outcome_reason(record.job))
     missing = () if outcome_fault or short else missing_checkpoints(record)
@@ -450,6 +450,14 @@ def _slow_steps(record: RunRecord, results: Sequence[MetricResult]) -> tuple[str
     if not record.summary.slow_pattern or not worse & {"wall_step_time", "slow_steps", "tail_slowdown"}:
         return ()
     return (f"{record.summary.slow_pattern}: garbage collection, data loading, checkpoints, or a slow node?",)
+
+
+def _not_known(results: Sequence[MetricResult], tonight: Tonight) -> tuple[str, ...]:
+    """What the cluster owes the test and nobody measured: no fault, since a pattern names tests that cannot, too."""
+    compared = {result.comparison.metric for result in results}
+    unknown = [METRIC_BY_NAME[name].label for name in tonight.evidence.contract if name not in compared]
+    cluster = tonight.record.job.cluster
+    return (f"what {cluster} owes it was not measured: {', '.join(unknown)}",) if unknown else ()
 
 
 def _decided(tonight: Tonight) -> tuple[str, ...]:

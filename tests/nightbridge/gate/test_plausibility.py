@@ -7,8 +7,9 @@ import pytest
 
 from nightbridge.gate.plausibility import implausible
 from nightbridge.gate.run_verdict import compare
+from nightbridge.gate.tonight import Evidence
 from nightbridge.history.rows import row_of
-from nightbridge.models import GatePolicy, RunRecord, VerdictStatus
+from nightbridge.models import GatePolicy, Limits, RunRecord, VerdictStatus
 from tests.builders import make_record, make_summary
 
 ARGUMENTS = {"model_recipe_name": "llama3_8b", "gpu_type": "h100", "num_gpus": 8, "max_steps": 50}
@@ -85,6 +86,19 @@ def test_another_logging_interval_than_in_the_last_good_night_is_named_first_and
     )
     assert other.status is VerdictStatus.INSUFFICIENT_DATA
     assert not [reason for verdict in (same, log_only) for reason in verdict.reasons if "interval" in reason]
+
+
+def test_what_the_cluster_owes_and_nobody_measured_is_said_and_no_fault() -> None:
+    """A pattern of the contract may name tests that cannot measure it."""
+    summary = make_summary().model_copy(update={"checkpoint_time": None, "startup_time": 60.0})
+    contract = {"checkpoint_time": Limits(max=30), "startup_time": Limits(max=90), "step_time": Limits(max=100)}
+
+    verdict = compare(make_record(summary, cmd_args=ARGUMENTS), (), Evidence(contract=contract))
+
+    assert verdict.exit_code == 0
+    assert [reason for reason in verdict.reasons if "owes" in reason] == [
+        "what dgx owes it was not measured: checkpoint time"
+    ]
 
 
 @pytest.mark.parametrize(
