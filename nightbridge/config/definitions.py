@@ -82,9 +82,7 @@ def define_test(
         axes = (*swept, *_variable_axes(table, findings), *_node_axis(table, arguments, findings))
         sweep = sweep_of(table.sweep, table, (*axes, *drawn), findings)
         if "points" in table.sweep.model_fields_set and sweep.method == "grid" and (axes or not drawn):
-            findings.warn(
-                ("sweep", "points"), 'has no effect: all valid points are run; write method = "random" with it'
-            )
+            findings.warn(("sweep", "points"), 'has no effect: all valid points are run; write method = "random"')
         if table.time_limit == "":
             findings.warn(("time_limit",), "is empty, as if it were not written; write HH:MM:SS, or remove it")
         if hetero == ("nemo_run_repo" in source.table):

@@ -20,6 +20,7 @@ _GRAPHS = "Megatron-Bridge: utils/cuda_graph.py, from 51885cf1 (v0.6.0) to 067f9
 _CORE_GRAPHS = (
     "Megatron-Core: transformer/transformer_config.py and Megatron-LM: training/models/gpt.py at 2a75ac12 (main)"
 )
+_SCHEDULER = "Megatron-Core: optimizer_param_scheduler.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 _SWITCHES = (
     "Megatron-Core: transformer/transformer_config.py at 2a75ac12 (main), found by turning each switch of a dump over"
 )
@@ -119,6 +120,17 @@ def _positive(c: ConfigContainer) -> Iterator[str]:
         rate = c.number(path)
         if rate is not None and not math.isfinite(rate):
             yield f"{path} {rate} must be a finite number; write one"
+
+
+@rule("container-learning-rate", _SCHEDULER, _RATES)
+def _learning_rate(c: ConfigContainer) -> Iterator[str]:
+    """The learning rate falls from one to the other, and the scheduler asserts both as the job starts."""
+    highest, lowest = c.number("optimizer.lr"), c.number("optimizer.min_lr")
+    for path, rate in zip(_RATES, (highest, lowest), strict=True):
+        if rate is not None and rate < 0:
+            yield f"{path} {rate} must not be negative"
+    if highest is not None and lowest is not None and 0 <= highest < lowest:
+        yield f"optimizer.min_lr {lowest} is more than optimizer.lr {highest}; change one"
 
 
 @rule("container-context-communication", VALIDATE, ("model.cp_comm_type", "model.context_parallel_size"))

@@ -18,6 +18,7 @@ _PARALLEL_STATE = "Megatron-Core: parallel_state.py and transformer_config.py at
 _MEGATRON_CORE = "Megatron-Core: transformer_config.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 _UNTIL_0_4 = "Megatron-Core: transformer_config.py, from b0cc2706 (v0.3.0) to 2edffadb (v0.4.2)"
 _SINCE_0_5 = "Megatron-Core: transformer_config.py, from d0b3b775 (v0.5.0) to 2a75ac12 (main of August 2026)"
+_SCHEDULER = "Megatron-Core: optimizer_param_scheduler.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 _LAUNCHER = "Megatron-Bridge: scripts/performance/utils/overrides.py, from 21b02e0c (v0.3.0) to 067f987d (main)"
 _BRIDGE_0_6 = "Megatron-Bridge: utils/cuda_graph.py, from 51885cf1 (v0.6.0) to 067f987d (main of August 2026)"
 
@@ -197,6 +198,20 @@ def _layers_counted(run: RuleContext) -> Iterator[str]:
     if recipe in _EXPERTS.keys() - _DENSE_FIRST:
         moved = "model.transformer.num_layers" if run.version >= V0_6_0 else "model.num_layers"
         yield f"num_layers: the launcher fails with it for {recipe}; write the override {moved} instead"
+
+
+@rule("learning-rate", _SCHEDULER, cmd_args("lr min_lr use_recipes"))
+def _learning_rate(run: RuleContext) -> Iterator[str]:
+    """The learning rate falls from one to the other, and the scheduler asserts both as the job starts."""
+    # Only the recipes of the library are given these; of nothing and zero each keeps its own.
+    if not run.args.get("use_recipes"):
+        return
+    rates = {field: float(rate) for field in ("lr", "min_lr") if (rate := run.args.get(field))}
+    for field, rate in rates.items():
+        if rate < 0:
+            yield f"cmd_args.{field} = {rate:g} must not be negative"
+    if len(rates) == 2 and 0 < rates["lr"] < rates["min_lr"]:
+        yield f"min_lr {rates['min_lr']:g} is more than lr {rates['lr']:g}; change one"
 
 
 # --- CUDA graphs, recomputation, offloading and overlap ---------------------------------------------------------------

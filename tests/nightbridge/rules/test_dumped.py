@@ -157,6 +157,21 @@ def test_overrides_that_exclude_each_other_are_found_without_the_pinned_code(fie
     assert [(each.rule, each.severity) for each in broken if each.rule.startswith("container-")] == found
 
 
+@pytest.mark.parametrize(
+    ("overrides", "found"),
+    [
+        ({"optimizer.lr": "-1"}, ["container-learning-rate"]),
+        ({"optimizer.lr": "1e-4", "optimizer.min_lr": "1e-3"}, ["container-learning-rate"]),
+        ({"optimizer.lr": "1e-4", "optimizer.min_lr": "0"}, []),
+        ({"optimizer.min_lr": "1e-3"}, []),
+    ],
+)
+def test_learning_rates_that_the_scheduler_asserts_are_refused_as_overrides(overrides: Any, found: Any) -> None:
+    broken = check_test(make_test(extra_cmd_args=overrides))
+
+    assert [each.rule for each in broken] == found
+
+
 def test_what_the_dump_broke_as_well_is_not_told_for_it_ran() -> None:
     test = make_test({"num_gpus": 16, "max_steps": 50, "gb": 16, "mb": 1})
 

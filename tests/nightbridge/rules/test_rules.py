@@ -155,6 +155,8 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "* data parallel size 16 (num_gpus 12,",
     ),
     ("nodes-filled", {"num_gpus": 12, "tp": 3}, {}, "so 16 GPUs train, which is no multiple of tp 3, and Megatron-"),
+    ("learning-rate", {"use_recipes": True, "lr": -1.0}, {}, "cmd_args.lr = -1 must not be negative"),
+    ("learning-rate", {"use_recipes": True, "lr": 1e-4, "min_lr": 1e-3}, {}, "min_lr 0.001 is more than lr 0.0001"),
     ("expert-gpus-divide", {"et": 1, "ep": 12}, {}, "et 1 * ep 12 = 12"),
     ("batch-divides", {"mb": 2, "gb": 5}, {}, "gb 5 is not a multiple of mb 2; use 4 or 6"),
     ("batch-divides", {"mb": 1, "gb": 12, "tp": 2, "pp": 1, "cp": 1}, {}, "data parallel size 8"),
@@ -332,6 +334,8 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
     ("rule", "args", "fields"),
     [
         ("gpus-divide", {"tp": 2, "pp": 4}, {}),
+        ("learning-rate", {"use_recipes": True, "lr": 1e-4, "min_lr": 1e-4}, {}),
+        ("learning-rate", {"use_recipes": True, "lr": 0.0, "min_lr": 1e-4}, {}),
         ("gpus-divide", {"num_gpus": 0, "tp": 2}, {}),
         ("gpus-divide", {"num_gpus": 12, "tp": 3}, {}),  # a guess at the nodes' GPUs refuses nothing
         ("gpus-divide", {"num_gpus": 12, "tp": 4, "gpus_per_node": 8}, {}),
