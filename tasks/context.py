@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from prefect.client.schemas.objects import FlowRun
@@ -122,34 +122,20 @@ class Interruption:
         return is_over or (self.outer is not None and self.outer.ends_programs())
 
 
-@dataclass(frozen=True)
-class _Scope:
-    """What the calling thread has of its night."""
-
-    night: NightContext = field(default_factory=NightContext)
-    interruption: Interruption | None = None
-
-
-_scope: contextvars.ContextVar[_Scope | None] = contextvars.ContextVar("nightbridge_scope", default=None)
-
-
-@contextlib.contextmanager
-def _scoped(scope: _Scope) -> Iterator[_Scope]:
-    token = _scope.set(scope)
-    try:
-        yield scope
-    finally:
-        _scope.reset(token)
+_night: contextvars.ContextVar[NightContext | None] = contextvars.ContextVar("nightbridge_night", default=None)
+_interruption: contextvars.ContextVar[Interruption | None] = contextvars.ContextVar(
+    "nightbridge_interruption", default=None
+)
 
 
 def this_night() -> NightContext:
     """The night that the calling thread belongs to; one of its own for a stage that is called outside of any flow."""
-    return (_scope.get() or _Scope()).night
+    return _night.get() or NightContext()
 
 
 def is_in_night() -> bool:
     """Whether the calling thread belongs to a night or a search; a run that is started alone does not."""
-    return _scope.get() is not None
+    return _night.get() is not None
 
 
 @contextlib.contextmanager
@@ -159,24 +145,24 @@ def shared_night(scenario: Scenario | None = None) -> Iterator[NightContext]:
     Args:
         scenario: What the flow that is called in the block need not read and check again.
     """
-    if (scope := _scope.get()) is not None:
-        yield scope.night
-        return
-    with _scoped(_Scope(NightContext(scenario))) as scope:
-        yield scope.night
+    night = _night.get() or NightContext(scenario)
+    token = _night.set(night)
+    try:
+        yield night
+    finally:
+        _night.reset(token)
 
 
 @contextlib.contextmanager
 def interrupted_together() -> Iterator[Interruption]:
     """Let the threads that copy this context within the block end with the cause that is set on the interruption."""
-    scope = _scope.get() or _Scope()
-    interruption = Interruption(scope.interruption)
-    token = INTERRUPTED.set(interruption.ends_programs)
+    interruption = Interruption(_interruption.get())
+    of_threads, of_programs = _interruption.set(interruption), INTERRUPTED.set(interruption.ends_programs)
     try:
-        with _scoped(replace(scope, interruption=interruption)):
-            yield interruption
+        yield interruption
     finally:
-        INTERRUPTED.reset(token)
+        INTERRUPTED.reset(of_programs)
+        _interruption.reset(of_threads)
 
 
 # --- interruption, and waiting that can be interrupted ---------------------------------------------------------------
@@ -192,8 +178,8 @@ def raise_if_interrupted() -> None:
     """
     if context := FlowRunContext.get():
         context.flow_run_suspension_request.raise_if_requested()
-    scope = _scope.get()
-    match scope and scope.interruption and scope.interruption.any_cause:
+    interruption = _interruption.get()
+    match interruption and interruption.any_cause:
         case None:
             return
         case TerminationSignal() as cause:

@@ -15,7 +15,15 @@ from prefect.states import Suspended
 from nightbridge.errors import PermanentError, StatusUnknown, TransientError
 from nightbridge.models import ClusterSettings, Scenario, Site
 from nightbridge.processes import INTERRUPTED
-from nightbridge.tasks.context import NightContext, interrupted_together, shared_night, this_night, wait_out
+from nightbridge.tasks.context import (
+    NightContext,
+    interrupted_together,
+    is_in_night,
+    raise_if_interrupted,
+    shared_night,
+    this_night,
+    wait_out,
+)
 from nightbridge.tasks.night import read_scenario
 
 
@@ -131,6 +139,21 @@ def test_a_scenario_that_the_caller_has_read_is_not_read_again() -> None:
 
     with shared_night(scenario):
         assert read_scenario("nowhere.toml") is scenario
+
+
+def test_a_thread_outside_of_loops_belongs_to_no_night_until_one_is_opened_in_it_with_its_scenario() -> None:
+    scenario = Scenario(name="nightly", tests=())
+
+    with interrupted_together() as interruption:  # as a notebook's call of a flow
+        assert not is_in_night()
+        with shared_night(scenario) as night:
+            assert is_in_night()
+            assert read_scenario("nowhere.toml") is scenario
+            with interrupted_together():
+                assert this_night() is night
+            interruption.cause = KeyboardInterrupt()
+            with pytest.raises(KeyboardInterrupt):
+                raise_if_interrupted()
 
 
 def test_threads_share_the_night_of_the_context_that_they_copy() -> None:
