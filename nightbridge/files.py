@@ -30,6 +30,9 @@ _M = TypeVar("_M", bound="BaseModel")
 CHUNK = 1 << 20
 """Bytes of a file that are in memory at once while it is copied."""
 
+LEAST_HOLE = 64 << 20
+"""Bytes of a hole that is passed over. A smaller one is read: some file systems have told of holes where data was."""
+
 PASSING = frozenset({errno.EAGAIN, errno.EIO, errno.ENOTCONN, errno.ESHUTDOWN, errno.ESTALE, errno.ETIMEDOUT})
 """What a shared file system answers while its server is away."""
 
@@ -270,7 +273,7 @@ def copy_regular(
         target: The copy; replaced.
         change: What is written of each chunk; called with b"" after the last one.
         below: As of `open_regular`.
-        length: How many bytes of it; when None all of a text, in which a line stands for a hole behind a `CHUNK`.
+        length: How many bytes of it; when None all of a text, in which a line stands for a `LEAST_HOLE` or more.
 
     Raises:
         DamagedData: The source cannot be read.
@@ -295,9 +298,10 @@ def _pieces(source: Path, below: Path | None, length: int | None) -> Iterator[by
             yield piece
             at += len(piece)
             # Whose log was cut while it wrote goes on where it was: a terabyte in between costs it nothing.
-            if length is None and (data := min(_data_from(reader.fileno(), at), end)) > at:
+            if length is None and (data := min(_data_from(reader.fileno(), at), end)) - at >= LEAST_HOLE:
                 yield b"\n[%d bytes were never written here]\n" % (data - at)
-                at = reader.seek(data)
+                at = data
+            reader.seek(at)
     yield b""
 
 

@@ -137,6 +137,17 @@ def test_a_hole_in_a_log_takes_neither_room_nor_time(store: ObjectStore, tmp_pat
     ]
 
 
+def test_a_small_hole_in_a_log_is_read(store: ObjectStore, tmp_path: Path) -> None:
+    """Some file systems have told of holes where there was data."""
+    log = tmp_path / "log"
+    with log.open("wb") as stream:
+        stream.write(b"first line\n")
+        stream.seek(3 << 20)
+        stream.write(b"last line\n")
+    send(store, tmp_path, Unit.of(log, "log", "log"))
+    assert store.get("runs/a1/log") == log.read_bytes()
+
+
 class GrowingFile:
     """A store before which an event file grows: a writer adds to it while it is sent."""
 
