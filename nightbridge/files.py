@@ -294,14 +294,13 @@ def _pieces(source: Path, below: Path | None, length: int | None) -> Iterator[by
     """A file in chunks; the last one is empty."""
     with reading(source), open_regular(source, below=below, buffering=0) as reader:
         at, end = 0, os.fstat(reader.fileno()).st_size if length is None else length
-        while at < end and (piece := reader.read(min(end - at, CHUNK))):
+        while at < end and (piece := os.pread(reader.fileno(), min(end - at, CHUNK), at)):
             yield piece
             at += len(piece)
             # Whose log was cut while it wrote goes on where it was: a terabyte in between costs it nothing.
             if length is None and (data := min(_data_from(reader.fileno(), at), end)) - at >= LEAST_HOLE:
                 yield b"\n[%d bytes were never written here]\n" % (data - at)
                 at = data
-            reader.seek(at)
     yield b""
 
 

@@ -233,12 +233,12 @@ class Seen(NamedTuple):
 class Ruling(NamedTuple):
     """What the pairs say of a metric.
 
-    `kind`: quiet, there is nothing to be proven. ask, so many `pairs` are wanted. alone, no pair has both of its arms.
-    stands, it is as bad as last night. worse, that is the code. clear, it is not. open, it may be. `moved`: how many
-    times the good level the cluster alone has it now. `new`, `control`: medians of tonight's arms in the metric's unit.
+    `kind`: quiet, nothing to be proven. ask, so many `pairs` are wanted. alone, no pair has both of its arms. stands,
+    it is as bad as last night. unpaired, no pair says that it is over. worse, it is the code. clear, it is not. open,
+    it may be. `moved`: how many times the good level the cluster has it. `new`, `control`: medians of tonight's arms.
     """
 
-    kind: Literal["quiet", "ask", "alone", "stands", "worse", "clear", "open"]
+    kind: Literal["quiet", "ask", "alone", "stands", "unpaired", "worse", "clear", "open"]
     proof: SequentialTest
     pairs: int = 0
     moved: float | None = None
@@ -281,7 +281,9 @@ def ruling_of(metric: Metric, gate: GatePolicy, nights: Sequence[NightRuns], see
         return Ruling("quiet", proof)
     if not proof.pairs:
         # Another pair would hardly be better: what tonight's own runs say counts.
-        return Ruling("stands" if seen.stood and not is_doubtful else "alone", proof)
+        if is_doubtful:
+            return Ruling("unpaired" if started and not _tried_in_vain(nights) else "alone", proof)
+        return Ruling("stands" if seen.stood else "alone", proof)
     kind: Literal["worse", "clear", "open"] = "worse" if proof.is_worse else "clear" if proof.clear >= CLEAR else "open"
     if kind == "open" and started < most:
         return Ruling("ask", proof, started + 1)
@@ -294,6 +296,12 @@ def _had_its_pairs(metric: Metric, past: Sequence[NightRuns]) -> bool:
     """Whether what stands was seen beside the last good point; where an arm died, it is tried again for some nights."""
     stood = [*itertools.takewhile(lambda night: metric.name in night.own.worse, reversed(past))]
     return len(stood) >= TRIED_NIGHTS or any(pair_differences(night, METRIC_BY_NAME[ASKS_FOR_PAIRS]) for night in stood)
+
+
+def _tried_in_vain(nights: Sequence[NightRuns]) -> bool:
+    """Whether there were arms in the last nights, and never both of a pair."""
+    step_time = METRIC_BY_NAME[ASKS_FOR_PAIRS]
+    return all(night.arms and not pair_differences(night, step_time) for night in nights[-TRIED_NIGHTS:])
 
 
 def most_pairs(gate: GatePolicy, longer: bool = True) -> int:

@@ -400,9 +400,14 @@ def _with_control(
     if ruling.kind == "stands":
         reason = result.reason or f"{metric.label} is worse as last night, {format_change(sign * excess)}"
         return MetricResult(worse, reason, proven=result.certainty)
+    if ruling.kind == "unpaired":
+        away = format_change(sign * excess)
+        reason = f"{metric.label} {away}, where the cluster had moved: no pair with both arms says that it is better"
+        return MetricResult(worse, reason)
     if ruling.kind == "ask":
         why = rerun_reason(metric, ruling, seen)
-        return result._replace(comparison=worse if seen.stood else comparison, reruns=2 * ruling.pairs, why_rerun=why)
+        asked = result._replace(reruns=2 * ruling.pairs, why_rerun=why)
+        return asked._replace(comparison=worse, reason=result.reason or why) if seen.stood else asked
     if ruling.kind == "quiet":
         return result._replace(reruns=0)
     if ruling.kind == "alone":
