@@ -403,7 +403,8 @@ def _with_control(
     if ruling.kind == "unpaired":
         away = format_change(sign * excess)
         reason = f"{metric.label} {away}, where the cluster had moved: no pair with both arms says that it is better"
-        return MetricResult(worse, reason)
+        # What stands is what was proven: tonight's distance would tell the next night of another regression.
+        return MetricResult(worse.model_copy(update={"change": last.worse[metric.name]}), reason)
     if ruling.kind == "ask":
         why = rerun_reason(metric, ruling, seen)
         asked = result._replace(reruns=2 * ruling.pairs, why_rerun=why)

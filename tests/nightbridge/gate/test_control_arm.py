@@ -426,24 +426,22 @@ def test_a_regression_on_a_cluster_that_moved_is_not_over_before_a_pair_says_so(
     assert (both.status, both.news, both.reruns) == (VerdictStatus.PASSED, "over", 0)
 
 
-def test_a_regression_on_a_cluster_that_moved_is_not_over_for_want_of_a_control_arm() -> None:
+@pytest.mark.parametrize("step_time", [1.04, 1.06])
+def test_a_regression_on_a_cluster_that_moved_is_not_over_for_want_of_a_control_arm(step_time: float) -> None:
     _verdict, row, arms = judged_row(1.1, (1.1, 1.06), (1.101, 1.06), (1.1, 1.059))
     before, found = [*good_nights(), *arms, row], []
     for day in range(11, 15):
         night = f"2026-11-{day}"
-        record, dead = run(1.04, night, GatePolicy()), arm_of(1, "new", on_suspects=False)
-        before.append(row_of(run(1.04, night, GatePolicy(), repeat=1, arm=dead), None))
+        record, dead = run(step_time, night, GatePolicy()), arm_of(1, "new", on_suspects=False)
+        before.append(row_of(run(step_time, night, GatePolicy(), repeat=1, arm=dead), None))
         found.append(compare(record, before))
         before.append(row_of(record, found[-1]))
 
-    asked, _row, _arms = judged_row(1.04, before=[*good_nights(), *arms, row], night="2026-11-11")
-    assert asked.reasons[0].startswith("step time −1.9 % from its reference; single runs of this test scatter")
+    asked, _row, _arms = judged_row(step_time, before=[*good_nights(), *arms, row], night="2026-11-11")
+    assert "from its reference; single runs of this test scatter" in asked.reasons[0]
     assert [verdict.status for verdict in found[:2]] == [VerdictStatus.REGRESSED] * 2
-    assert (
-        found[0]
-        .reasons[0]
-        .startswith("step time −1.9 %, where the cluster had moved: no pair with both arms says that it is better")
-    )
+    unpaired = "where the cluster had moved: no pair with both arms says that it is better"
+    assert all(unpaired in verdict.reasons[0] for verdict in found[:2])
     # Three nights without one are enough: what the test itself measures counts.
     assert [verdict.status for verdict in found[2:]] == [VerdictStatus.PASSED] * 2
 
