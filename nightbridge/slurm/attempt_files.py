@@ -69,6 +69,10 @@ class AttemptContext(StoredModel):
         return f"{self.run_key}-a{self.attempt}"
 
 
+class OtherCluster(PermanentError):
+    """Slurm's commands reach another cluster here than the one to which an attempt was submitted."""
+
+
 class Intent(StoredModel):
     """A process is about to submit. Until the intent is older than the accounting horizon, no other process does."""
 
@@ -282,16 +286,20 @@ def check_same_cluster(attempt_dir: Path, cluster: Cluster) -> None:
 
     A site without `slurm_conf` means the cluster that the shell does, by a module or by SLURM_CONF.
 
+    Of a job whose end is recorded nothing is left to be concluded.
+
     Raises:
-        PermanentError: It was submitted to a cluster of another name.
+        OtherCluster: It was submitted to a cluster of another name.
         StatusUnknown: This cluster does not tell its name now.
     """
+    if (attempt_dir / ENDED_FILE).exists():
+        return
     names = {intent.slurm_cluster for intent in read_intents(attempt_dir) if intent.slurm_cluster}
     here = cluster.configured(CLUSTER_NAME) if names else None
     if names and here is None:
         raise StatusUnknown("cannot tell which cluster this is", subject=cluster.settings.name, advice="Will retry")
     if others := names - {here}:
-        raise PermanentError(
+        raise OtherCluster(
             f"submitted to Slurm's cluster {' and '.join(sorted(others))}, and Slurm's commands reach {here} here",
             subject=str(attempt_dir),
             advice="Start the night again where they reach that cluster, or set slurm_conf in the site file",

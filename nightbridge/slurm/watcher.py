@@ -15,6 +15,7 @@ from typing import NamedTuple
 from nightbridge.errors import DamagedData, NightbridgeError, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import Job, JobState, JobStatus, utc_now
 from nightbridge.slurm.attempt_files import (
+    OtherCluster,
     check_same_cluster,
     exit_code_written_at,
     in_its_folder,
@@ -352,15 +353,15 @@ class Watcher:
                 lookup = self._cluster.find(job.name)
                 status = self._cluster.states([job.job_id]).get(job.job_id)
                 known = status is not None and self._own(job, status) is not None
-                if not known:
+                if lookup.complete and not known:
                     check_same_cluster(job.attempt_dir, self._cluster)
-            except (TransientError, OSError) as error:
-                log.warning("job %d (%s) cannot be looked up: %s", job.job_id, job.name, error)
-                continue
-            except PermanentError as error:
+            except OtherCluster as error:
                 with self._changed:
                     watched.error = error
                     self._changed.notify_all()
+                continue
+            except (NightbridgeError, OSError) as error:
+                log.warning("job %d (%s) cannot be looked up: %s", job.job_id, job.name, error)
                 continue
             with self._changed:
                 watched.look_up(lookup, known=known)

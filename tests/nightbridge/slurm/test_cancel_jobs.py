@@ -246,6 +246,16 @@ def test_another_cluster_leaves_open_whether_there_is_a_job(
     assert cancel_jobs(KEYS, tmp_path, slurm).doubts == ()
 
 
+def test_of_a_job_whose_end_is_recorded_another_cluster_leaves_nothing_open(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+) -> None:
+    slurm.say(live={}, past={})
+    declare(attempts[0], seconds_ago=86_400, slurm_cluster="eos")
+    (attempts[0].attempt_dir / "ended.json").write_text("{}")
+
+    assert cancel_jobs(KEYS, tmp_path, slurm).doubts == ()
+
+
 def test_an_intent_whose_job_is_there_leaves_nothing_open(
     slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
 ) -> None:

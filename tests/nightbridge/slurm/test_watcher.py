@@ -366,6 +366,22 @@ def test_a_job_that_another_cluster_does_not_know_is_not_lost(
         end.result(timeout=20)
 
 
+def test_a_lookup_that_fails_for_good_ends_no_watch(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package of Slurm that is being upgraded has no squeue for a moment."""
+
+    def missing(_name: str) -> Lookup:
+        raise PermanentError("squeue: command not found", subject="squeue", advice="Install it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stub, "find", missing)
+        end = following(make_job(tmp_path))
+        time.sleep(4.0)
+        assert not end.done()
+    assert end.result(timeout=20).status is not None
+
+
 @pytest.mark.parametrize("recorded", ["eos", None])
 def test_a_job_that_its_own_cluster_does_not_know_is_lost(
     stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path, recorded: str | None
