@@ -224,11 +224,14 @@ def _below(output: RunOutput, path: Path, folder: str, stored_folder: str) -> st
 
 
 def _parent_of_namesakes(output: RunOutput, path: Path) -> Path:
-    """What is left out before a path outside the run's own folder: all but its name, where no other folder has that."""
+    """What is left out before a path outside the run's own folder: all but its name, where no other folder has that.
+
+    Of folders of one name it is what they have in common: no attempt's number gets into where a checkpoint is stored.
+    """
     own = tuple(root for root in (output.output_dir, output.job_dir) if root is not None)
     folders = {checkpoint.path.parent for checkpoint in output.checkpoints}
     namesakes = (each for each in folders if each.name == path.name and not any(map(each.is_relative_to, own)))
-    return Path(os.path.commonpath((path, *namesakes))).parent
+    return Path(os.path.commonpath((path.parent, *(each.parent for each in namesakes))))
 
 
 def _unique(units: Iterable[Unit]) -> tuple[tuple[Unit, ...], list[LeftOut]]:
