@@ -273,7 +273,7 @@ def copy_regular(
         target: The copy; replaced.
         change: What is written of each chunk; called with b"" after the last one.
         below: As of `open_regular`.
-        length: How many bytes of it; when None all of a text, in which a line stands for a `LEAST_HOLE` or more.
+        length: How many bytes of it; when None all of a text, in which a line stands for a hole of `LEAST_HOLE`.
 
     Raises:
         DamagedData: The source cannot be read.
