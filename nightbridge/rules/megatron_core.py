@@ -12,7 +12,16 @@ from nightbridge.launch.flags import items_of
 from nightbridge.launch.versions import V0_4_2, V0_5_0, V0_6_0, Version
 from nightbridge.rules.cloudai import DEEPSEEK_STAGES
 from nightbridge.rules.required import has_performance_recipe
-from nightbridge.rules.rule import NO_GRAPHS, OVERRIDDEN, PARALLEL, SIZE_OVERRIDES, RuleContext, cmd_args, rule
+from nightbridge.rules.rule import (
+    NO_GRAPHS,
+    OVERRIDDEN,
+    PARALLEL,
+    SIZE_OVERRIDES,
+    RuleContext,
+    cmd_args,
+    overrides_of,
+    rule,
+)
 
 _PARALLEL_STATE = "Megatron-Core: parallel_state.py and transformer_config.py at 2a75ac12 (main of August 2026)"
 _MEGATRON_CORE = "Megatron-Core: transformer_config.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
@@ -200,11 +209,12 @@ def _layers_counted(run: RuleContext) -> Iterator[str]:
         yield f"num_layers: the launcher fails with it for {recipe}; write the override {moved} instead"
 
 
-@rule("learning-rate", _SCHEDULER, cmd_args("lr min_lr use_recipes"))
+@rule("learning-rate", _SCHEDULER, (*cmd_args("lr min_lr use_recipes"), "extra_cmd_args"))
 def _learning_rate(run: RuleContext) -> Iterator[str]:
     """The learning rate falls from one to the other, and the scheduler asserts both as the job starts."""
-    # Only the recipes of the library are given these; of nothing and zero each keeps its own.
-    if not run.args.get("use_recipes"):
+    # Only the recipes of the library are given these; of nothing and zero each keeps its own. An override comes last.
+    overrides = {path for _, path, _ in overrides_of(run.test)}
+    if not run.args.get("use_recipes") or overrides & {"optimizer.lr", "optimizer.min_lr"}:
         return
     rates = {field: float(rate) for field in ("lr", "min_lr") if (rate := run.args.get(field))}
     for field, rate in rates.items():

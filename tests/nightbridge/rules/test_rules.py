@@ -336,6 +336,11 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ("gpus-divide", {"tp": 2, "pp": 4}, {}),
         ("learning-rate", {"use_recipes": True, "lr": 1e-4, "min_lr": 1e-4}, {}),
         ("learning-rate", {"use_recipes": True, "lr": 0.0, "min_lr": 1e-4}, {}),
+        (
+            "learning-rate",
+            {"use_recipes": True, "lr": 1e-4, "min_lr": 1e-3},
+            {"extra_cmd_args": {"optimizer.min_lr": "1e-5"}},
+        ),
         ("gpus-divide", {"num_gpus": 0, "tp": 2}, {}),
         ("gpus-divide", {"num_gpus": 12, "tp": 3}, {}),  # a guess at the nodes' GPUs refuses nothing
         ("gpus-divide", {"num_gpus": 12, "tp": 4, "gpus_per_node": 8}, {}),
