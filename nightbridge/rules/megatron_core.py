@@ -213,8 +213,9 @@ def _layers_counted(run: RuleContext) -> Iterator[str]:
 def _learning_rate(run: RuleContext) -> Iterator[str]:
     """The learning rate falls from one to the other, and the scheduler asserts both as the job starts."""
     # Only the recipes of the library are given these; of nothing and zero each keeps its own. An override comes last.
-    overrides = {path for _, path, _ in overrides_of(run.test)}
-    if not run.args.get("use_recipes") or overrides & {"optimizer.lr", "optimizer.min_lr"}:
+    if not run.args.get("use_recipes"):
+        return
+    if any(path in ("optimizer.lr", "optimizer.min_lr") for _, path, _ in overrides_of(run.test)):
         return
     rates = {field: float(rate) for field in ("lr", "min_lr") if (rate := run.args.get(field))}
     for field, rate in rates.items():

@@ -284,19 +284,18 @@ def declare_intent(
 def check_same_cluster(attempt_dir: Path, cluster: Cluster) -> None:
     """Raise where this cluster's ignorance of an attempt's job proves nothing: the job may have gone to another one.
 
-    A site without `slurm_conf` means the cluster that the shell does, by a module or by SLURM_CONF.
-
-    Of a job whose end is recorded nothing is left to be concluded.
+    A site without `slurm_conf` means the cluster that the shell does, by a module or by SLURM_CONF. Of a job whose end
+    is recorded nothing is left to be concluded.
 
     Raises:
         OtherCluster: It was submitted to a cluster of another name.
         StatusUnknown: This cluster does not tell its name now.
     """
-    if (attempt_dir / ENDED_FILE).exists():
-        return
     names = {intent.slurm_cluster for intent in read_intents(attempt_dir) if intent.slurm_cluster}
-    here = cluster.configured(CLUSTER_NAME) if names else None
-    if names and here is None:
+    if not names or (attempt_dir / ENDED_FILE).exists():
+        return
+    here = cluster.configured(CLUSTER_NAME)
+    if here is None:
         raise StatusUnknown("cannot tell which cluster this is", subject=cluster.settings.name, advice="Will retry")
     if others := names - {here}:
         raise OtherCluster(
