@@ -91,10 +91,7 @@ class PlannedRun(StoredModel):
 
 
 def find_change(
-    rows: Sequence[HistoryRow],
-    verdict_of: VerdictOf,
-    request: AttributionRequest,
-    decisions: Sequence[Decision] = (),
+    rows: Sequence[HistoryRow], verdict_of: VerdictOf, request: AttributionRequest, decisions: Sequence[Decision] = ()
 ) -> Shift:
     """What became worse: between two nights that are named; else in the latest series, or since the one before it.
 

@@ -25,13 +25,7 @@ from nightbridge.gate.determinism import compare_numerics, is_of_earlier_night
 from nightbridge.gate.run_verdict import beside
 from nightbridge.gate.suspects import changed_topology, requested_changes
 from nightbridge.gate.tonight import Evidence, NightlyParity
-from nightbridge.goldens.goldens import (
-    LOSS,
-    compare_golden,
-    golden_levels,
-    read_golden_file,
-    run_values,
-)
+from nightbridge.goldens.goldens import LOSS, compare_golden, golden_levels, read_golden_file, run_values
 from nightbridge.goldens.parity import (
     MAX_CALIBRATION_RUNS,
     MIN_CALIBRATION_RUNS,
@@ -41,13 +35,7 @@ from nightbridge.goldens.parity import (
     curve_of,
     follow,
 )
-from nightbridge.harvest.manifest import (
-    committed_attempts,
-    load_record,
-    load_scalars,
-    read_scalars,
-    run_key_of,
-)
+from nightbridge.harvest.manifest import committed_attempts, load_record, load_scalars, read_scalars, run_key_of
 from nightbridge.history.nightly_values import good_runs_before, repeats_of
 from nightbridge.history.reading import find_series, is_good, read_history, read_recent
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, row_of

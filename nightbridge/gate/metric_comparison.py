@@ -30,14 +30,7 @@ from nightbridge.gate.decisions import in_force, is_accepted, passed_by_ended
 from nightbridge.gate.nodes import MIN_NIGHTS
 from nightbridge.gate.tonight import MetricSeries, Tonight, ratio
 from nightbridge.gate.trend import NewLevel, first_night, is_back, lasting_improvement, ongoing_regression, was_left
-from nightbridge.history.nightly_values import (
-    Agreement,
-    Band,
-    agreement_of,
-    band_of,
-    fixed_band,
-    strays_of,
-)
+from nightbridge.history.nightly_values import Agreement, Band, agreement_of, band_of, fixed_band, strays_of
 from nightbridge.history.rows import measured
 from nightbridge.models import Comparison, ComparisonStatus, GatePolicy, Limits, RunSpec, VerdictStatus
 from nightbridge.models.metrics import Metric

@@ -184,13 +184,7 @@ def verdict_for_error(spec: RunSpec, error: BaseException, series: str = "") -> 
 def verdict_for_invalid(test: InvalidTest, scenario: str, night: str) -> Verdict:
     """The verdict on a test that was never started, because of what is written in its file."""
     run_key = make_run_key(scenario=scenario, night=night, test_id=test.id, sweep_point={}, iteration=1, repeat=0)
-    return Verdict(
-        run_key=run_key,
-        test_id=test.id,
-        night=night,
-        status=VerdictStatus.INVALID,
-        reasons=test.violations,
-    )
+    return Verdict(run_key=run_key, test_id=test.id, night=night, status=VerdictStatus.INVALID, reasons=test.violations)
 
 
 def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[NightRuns, ...]:

@@ -23,15 +23,7 @@ from nightbridge.gate.decisions import Decision, as_decided, decision_on, is_acc
 from nightbridge.gate.suspects import ChangedPin, CommitsBetween, changed_pins, changed_topology, with_commits
 from nightbridge.history.nightly_values import BROKEN, NightRuns, adjusted, good_runs_before, night_values, nights_of
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, facts_of, good_for
-from nightbridge.models import (
-    EXIT_CODES,
-    GOLDEN,
-    MetricName,
-    Model,
-    News,
-    Verdict,
-    VerdictStatus,
-)
+from nightbridge.models import EXIT_CODES, GOLDEN, MetricName, Model, News, Verdict, VerdictStatus
 from nightbridge.models.metrics import METRIC_BY_NAME, METRICS, Metric
 
 if TYPE_CHECKING:

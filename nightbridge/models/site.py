@@ -194,8 +194,7 @@ class ImageImport(ImportFolders):
         "host", description="Where imports run: on the host of the flow, or through srun on a compute node."
     )
     credentials: SecretRef | None = Field(
-        None,
-        description="A secret of lines `machine HOST login USER password PASSWORD`; enroot's own file when unset.",
+        None, description="A secret of lines `machine HOST login USER password PASSWORD`; enroot's own file when unset."
     )
 
 

@@ -83,8 +83,7 @@ class LaunchPlan(Model):
     time_limit_seconds: int | None = None
     max_steps: int | None = None
     output_dir: Path | None = Field(
-        None,
-        description="Host folder of tb_logs/, configs/, checkpoints/; None in a container (job folder).",
+        None, description="Host folder of tb_logs/, configs/, checkpoints/; None in a container (job folder)."
     )
     checkpoint_dir: Path | None = Field(
         None, description="Host folder of the checkpoints where the test names its own save_dir; else with the rest."

@@ -17,14 +17,7 @@ from nightbridge.numbers import format_count, format_duration, format_value
 from nightbridge.outputs.log_errors import ErrorFinder
 from nightbridge.outputs.logs import MAX_LINE_BYTES, clean_line, raw_lines
 from nightbridge.report.charts import exchange_chart
-from nightbridge.report.night_page import (
-    MAX_CHARTED,
-    ReportedRun,
-    build_page,
-    last_good_run,
-    render_page,
-    way_up,
-)
+from nightbridge.report.night_page import MAX_CHARTED, ReportedRun, build_page, last_good_run, render_page, way_up
 from nightbridge.report.sweeps import sweep_section
 from nightbridge.report.tables import gravest_first
 from nightbridge.store.object_store import ObjectStore
