@@ -397,6 +397,7 @@ def test_every_rule_is_broken_by_some_configuration_here() -> None:
         ("container-weight-decay", {"scheduler.start_weight_decay": 0.1, "scheduler.end_weight_decay": 0.1}),
         ("container-aware-precision", {**AWARE, "optimizer.bf16": True}),
         ("container-hf-export", {"checkpoint.also_save_hf_checkpoint": True, "model.hf_model_id": "meta-llama/x"}),
+        ("container-graph-rng", {**TE, "model.use_te_rng_tracker": False, "model._target_": "qwen_vl.Qwen3VLMoEModelProvider"}),
         ("container-stragglers", {**STRAGGLERS, "nvrx_straggler.gpu_relative_perf_threshold": 0.7}),
         ("container-pipeline-type", {"model.transformer.pipeline_model_parallel_size": 2, "mixed_precision": "bf16_mixed"}),
         ("container-pipeline-type", {"model.transformer.pipeline_model_parallel_size": 2, "model.pipeline_dtype": {"_target_": "torch.bfloat16"}}),
