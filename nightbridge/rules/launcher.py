@@ -258,11 +258,8 @@ _CLASSES = "Megatron-Bridge: ConfigContainer of training/config.py, and what it 
 
 SET_BY_FLAGS = {
     "train.train_iters": "max_steps",
-    "train.global_batch_size": "gb",
-    "train.micro_batch_size": "mb",
     **SIZE_OVERRIDES,
     "model.seq_length": "seq_length",
-    "model.num_layers": "num_layers",
     "model.hidden_size": "hidden_size",
     "model.cuda_graph_impl": "cuda_graph_impl",
     "checkpoint.save_interval": "save_interval",

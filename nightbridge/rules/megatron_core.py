@@ -121,40 +121,54 @@ def _experts_parallel(run: RuleContext) -> Iterator[str]:
         yield f"{written} does not divide the {experts} experts of {recipe}; use a divisor of {experts}"
 
 
-@rule(
-    "batch-divides",
-    _PARALLEL_STATE,
-    (
-        *cmd_args("gb mb num_gpus gpus_per_node tp pp cp use_megatron_fsdp num_distributed_optimizer_instances"),
-        *OVERRIDDEN,
-    ),
+_BATCH = (
+    *cmd_args("gb mb num_gpus gpus_per_node tp pp cp use_megatron_fsdp num_distributed_optimizer_instances"),
+    *OVERRIDDEN,
 )
-def _batch_divides(run: RuleContext) -> Iterator[str]:
-    """Each data-parallel replica takes the same whole number of micro batches in a step."""
-    micro, total, sizes = run.integer("mb"), run.integer("gb"), run.layout(*PARALLEL)
-    if micro is None or total is None:
+
+
+def _uneven_batch(run: RuleContext) -> Iterator[str]:
+    batches, sizes = run.layout("mb", "gb"), run.layout(*PARALLEL)
+    if len(batches) < 2:
         return
     product = math.prod(sizes.values())
+    unit, reason = batches["mb"], run.shown({"mb": batches["mb"]})
     if len(sizes) == len(PARALLEL) and run.gpus > 0 and run.trained % product == 0:
         parallel = run.trained // product
-        reason = f"mb {micro} * data parallel size {parallel} ({run.shown_gpus} / ({run.shown(sizes)}))"
-    else:
-        parallel, reason = 1, f"mb {micro}"
+        reason = f"{reason} * data parallel size {parallel} ({run.shown_gpus} / ({run.shown(sizes)}))"
+        unit *= parallel
     instances = run.integer("num_distributed_optimizer_instances") or 1
     if instances > 1 and run.args.get("use_megatron_fsdp"):
-        parallel, reason = parallel * instances, f"{reason} * num_distributed_optimizer_instances {instances}"
-    unit = micro * parallel
+        unit, reason = unit * instances, f"{reason} * num_distributed_optimizer_instances {instances}"
+    total = batches["gb"]
     if total % unit:
-        lower = f"{total // unit * unit} or " if total > unit else ""
-        yield f"gb {total} is not a multiple of {_evaluated(reason, unit)}; use {lower}{(total // unit + 1) * unit}"
+        below, above = total // unit * unit, (total // unit + 1) * unit
+        near = f"{below} or {above}" if below else above
+        yield f"{run.shown({'gb': total})} is not a multiple of {_evaluated(reason, unit)}; use {near}"
 
 
-@rule("fsdp-sizes", _PARALLEL_STATE, cmd_args("use_megatron_fsdp pp cp vp"))
+@rule("batch-divides", _PARALLEL_STATE, _BATCH)
+def _batch_divides(run: RuleContext) -> Iterator[str]:
+    """Each data-parallel replica takes the same whole number of micro batches in a step."""
+    return iter(()) if run.overridden("gb") else _uneven_batch(run)
+
+
+@rule("batch-override-divides", _LAUNCHER, _BATCH, "warning")
+def _batch_override_divides(run: RuleContext) -> Iterator[str]:
+    """On other GPUs than the recipe's the launcher scales the batch after overrides, so that it may divide in the end.
+
+    Since v0.5.0 it does so only where the override is what the recipe has.
+    """
+    if run.overridden("gb"):
+        yield from (f"{found}, and write it as cmd_args.gb, which is never scaled" for found in _uneven_batch(run))
+
+
+@rule("fsdp-sizes", _PARALLEL_STATE, (*cmd_args("use_megatron_fsdp pp cp vp"), *OVERRIDDEN))
 def _fsdp_sizes(run: RuleContext) -> Iterator[str]:
     """Megatron FSDP shards over the data-parallel group alone and supports no pipeline or context parallelism."""
     if not run.args.get("use_megatron_fsdp"):
         return
-    larger = {field: size for field, size in run.sizes("pp", "cp", "vp").items() if size > 1}
+    larger = {field: size for field, size in run.layout("pp", "cp", "vp").items() if size > 1}
     if larger:
         yield f"use_megatron_fsdp needs pp, cp and vp of 1, not {run.shown(larger)}; change them or switch it off"
 
@@ -167,25 +181,45 @@ def _optimizer_instances(run: RuleContext) -> Iterator[str]:
         yield f"num_distributed_optimizer_instances {instances} needs use_megatron_fsdp = true; write it, or remove it"
 
 
-@rule("virtual-pipeline", _PARALLEL_STATE, cmd_args("vp pp"))
+@rule("virtual-pipeline", _PARALLEL_STATE, (*cmd_args("vp pp"), *OVERRIDDEN))
 def _virtual_pipeline(run: RuleContext) -> Iterator[str]:
     """A virtual pipeline interleaves the stages of a pipeline; with one stage there is nothing to interleave."""
-    virtual = run.integer("vp") if run.args.get("vp") != "None" else None
-    if virtual and virtual > 1 and run.integer("pp") == 1:
-        yield f"vp {virtual} splits the stages of a pipeline, and pp 1 is none; use vp = 1 or pp > 1"
+    sizes = run.layout("vp", "pp")
+    if sizes.get("vp", 1) > 1 and sizes.get("pp") == 1:
+        virtual, stages = run.shown({"vp": sizes["vp"]}), run.shown({"pp": 1})
+        yield f"{virtual} splits the stages of a pipeline, and {stages} is none; use vp = 1 or pp > 1"
 
 
-@rule("layers-divide", _PARALLEL_STATE, cmd_args("num_layers pp vp pipeline_model_parallel_layout"))
+_EVEN_RECIPES = frozenset({"llama3_8b", "qwen3_30b_a3b", "qwen3_vl_30b_a3b", "gpt_oss_20b", "gpt_oss_120b"})
+"""Those without a layout, without stages of their own, and in which embedding and loss count as no layers.
+
+Of scripts/performance/configs from 21b02e0c (v0.3.0), and of perf_recipes/ at 067f987d (main).
+"""
+
+_SPLITS = (
+    *("pipeline_model_parallel_layout", "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"),
+    *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+)
+
+
+@rule(
+    "layers-divide",
+    _PARALLEL_STATE,
+    (*cmd_args("num_layers pp vp pipeline_model_parallel_layout model_recipe_name"), *OVERRIDDEN),
+)
 def _layers_divide(run: RuleContext) -> Iterator[str]:
     """Without a layout every pipeline stage gets the same whole number of layers."""
-    layers, stages = run.integer("num_layers"), run.integer("pp")
-    if layers is None or stages is None or run.args.get("pipeline_model_parallel_layout"):
+    sizes = {size: count for size, count in run.layout("pp", "vp", "num_layers").items() if size != "vp" or count > 1}
+    layers = sizes.pop("num_layers", None)
+    if layers is None or "pp" not in sizes or run.args.get("pipeline_model_parallel_layout"):
         return
-    virtual = run.integer("vp") or 1
-    if layers % (stages * virtual):
-        split = f"pp {stages}" + (f" * vp {virtual}" if virtual > 1 else "")
+    written = {path.rpartition(".")[2] for _, path, _ in overrides_of(run.test)}
+    if run.args.get("model_recipe_name") not in _EVEN_RECIPES or written.intersection(_SPLITS):
+        return
+    product = math.prod(sizes.values())
+    if layers % product:
         yield (
-            f"num_layers {layers} is not a multiple of {_evaluated(split, stages * virtual)}; "
+            f"{run.shown({'num_layers': layers})} is not a multiple of {_evaluated(run.shown(sizes), product)}; "
             "change one of them or write pipeline_model_parallel_layout"
         )
 

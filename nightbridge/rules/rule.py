@@ -41,14 +41,17 @@ PARALLEL = ("tp", "pp", "cp")
 """The sizes whose product is one copy of a model."""
 
 SIZE_OVERRIDES = {
+    "train.global_batch_size": "gb",
+    "train.micro_batch_size": "mb",
     "model.tensor_model_parallel_size": "tp",
     "model.pipeline_model_parallel_size": "pp",
     "model.context_parallel_size": "cp",
     "model.virtual_pipeline_model_parallel_size": "vp",
     "model.expert_model_parallel_size": "ep",
     "model.expert_tensor_parallel_size": "et",
+    "model.num_layers": "num_layers",
 }
-"""Overrides of parallel sizes, each with the key of `[cmd_args]` that says the same and wins where both are written."""
+"""Overrides of sizes, each with the key of `[cmd_args]` that says the same and wins where both are written."""
 
 NO_GRAPHS = ("none", "null")
 """Spellings of `cuda_graph_impl` with which the launcher captures nothing."""
@@ -249,7 +252,7 @@ class RuleContext:
         return {field: size for field in fields if (size := self.integer(field)) is not None}
 
     def layout(self, *fields: str) -> dict[str, int]:
-        """`sizes`, and those of parallel sizes that are written as overrides alone."""
+        """`sizes`, and those that are written as overrides alone."""
         found = self.sizes(*fields) | {field: size for field, (_, size) in self.overridden(*fields).items() if size > 0}
         return {field: found[field] for field in fields if field in found}
 

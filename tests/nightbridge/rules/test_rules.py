@@ -39,6 +39,7 @@ NVIDIA = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"}
 V6 = {"version": "v0.6.0"}
 CP, EP = "model.context_parallel_size", "model.expert_model_parallel_size"
 TP, ET = "model.tensor_model_parallel_size", "model.expert_tensor_parallel_size"
+PP, MB = "model.pipeline_model_parallel_size", "train.micro_batch_size"
 DEEPSEEK = {"model_family_name": "deepseek", "model_recipe_name": "deepseek_v3"}
 
 
@@ -173,6 +174,39 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("virtual-pipeline", {"pp": 1, "vp": 2}, {}, "use vp = 1 or pp > 1"),
     ("layers-divide", {"num_layers": 32, "pp": 3}, {}, "num_layers 32 is not a multiple of pp 3; change"),
     ("layers-divide", {"num_layers": 32, "pp": 4, "vp": 3}, {}, "pp 4 * vp 3 = 12"),
+    (
+        "layers-divide",
+        {"pp": 4},
+        {"extra_cmd_args": {"model.num_layers": "30"}},
+        "model.num_layers 30 is not a multiple of pp 4;",
+    ),
+    (
+        "layers-divide",
+        {},
+        {"extra_cmd_args": {PP: "3", "model.transformer.num_layers": "32"}, "version": "v0.6.0"},
+        f"model.transformer.num_layers 32 is not a multiple of {PP} 3;",
+    ),
+    (
+        "virtual-pipeline",
+        {"pp": 1},
+        {"extra_cmd_args": {"model.virtual_pipeline_model_parallel_size": "2"}},
+        "model.virtual_pipeline_model_parallel_size 2 splits the stages of a pipeline, and pp 1 is none",
+    ),
+    ("fsdp-sizes", {"use_megatron_fsdp": True}, {"extra_cmd_args": {CP: "2"}}, f"not {CP} 2;"),
+    (
+        "batch-divides",
+        {"tp": 1, "pp": 1, "cp": 1, "gb": 100},
+        {"extra_cmd_args": {MB: "3"}},
+        f"not a multiple of {MB} 3 * data parallel",
+    ),
+    ("sizes-positive", {}, {"extra_cmd_args": {MB: "0"}}, f"{MB} = 0 must be at least 1"),
+    (
+        "batch-override-divides",
+        {"mb": 3},
+        {"extra_cmd_args": {"train.global_batch_size": "100"}},
+        "train.global_batch_size 100 is not a multiple of mb 3; use 99 or 102, and write it as cmd_args.gb",
+    ),
+    ("gpus-divide", {"num_gpus": 12, "tp": 8, "gpus_per_node": 8}, {"version": "v0.6.0"}, "is not a multiple of tp 8"),
     ("layers-counted", {"num_layers": 4}, {}, "write the override model.num_layers instead"),
     ("layers-counted", {"num_layers": 4}, V6, "override model.transformer.num_layers"),
     ("layers-counted", {"num_layers": 4, "model_recipe_name": "qwen3_30b_a3b"}, {}, "fails with it for qwen3_30b_a3b"),
@@ -357,6 +391,14 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ("virtual-pipeline", {"pp": 1, "vp": "None"}, {}),
         ("layers-divide", {"num_layers": 32, "pp": 4, "vp": 2}, {}),
         ("layers-divide", {"num_layers": 61, "pp": 4, "pipeline_model_parallel_layout": "Et*15|t*46L"}, {}),
+        ("layers-divide", {"num_layers": 126, "pp": 8, "vp": 8, "model_recipe_name": "llama31_405b"}, {}),
+        (
+            "layers-divide",
+            {"pp": 4},
+            {"extra_cmd_args": {"model.num_layers": "30", "+model.account_for_loss_in_pipeline_split": "true"}},
+        ),
+        ("batch-divides", {"mb": 3}, {"extra_cmd_args": {"train.global_batch_size": "100"}}),
+        ("batch-override-divides", {"mb": 3, "gb": 100}, {}),
         ("fsdp-graphs", {"use_megatron_fsdp": True, "cuda_graph_impl": "none", "cuda_graph_scope": "attn"}, {}),
         ("offload-graphs", {"activation_offload_layers": 4, "cuda_graph_impl": "none"}, {}),
         ("offload-pipeline", {"activation_offload_layers": 4}, {}),
