@@ -71,7 +71,7 @@ def _gpus_divide(run: RuleContext) -> Iterator[str]:
     """Every GPU belongs to exactly one model-parallel group, so the groups must fill the GPUs."""
     sizes = run.layout(*PARALLEL)
     product = math.prod(sizes.values())
-    if run.gpus > 0 and (run.gpus % product or run.trained % product):
+    if run.gpus > 0 and any(gpus % product for gpus in run.filled):
         unit = math.lcm(product, run.gpus_per_node or 1) if run.trained != run.gpus else product
         near = sorted({max(run.gpus // unit, 1) * unit, (run.gpus // unit + 1) * unit})
         yield (
@@ -86,7 +86,7 @@ def _expert_sizes_divide(run: RuleContext) -> Iterator[str]:
     sizes = run.layout("et", "ep", "pp")
     product = math.prod(sizes.values())
     # Whatever the recipe's other sizes are, those that are written must divide the GPUs together.
-    if "ep" in sizes and run.gpus > 0 and (run.gpus % product or run.trained % product):
+    if "ep" in sizes and run.gpus > 0 and any(gpus % product for gpus in run.filled):
         yield f"{run.shown_gpus} is not a multiple of {_evaluated(run.shown(sizes), product)}; change one of them"
 
 

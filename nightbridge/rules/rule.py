@@ -26,7 +26,7 @@ from nightbridge.launch.flags import KnownFlags, items_of, known_in
 from nightbridge.launch.launch_plan import launcher_version
 from nightbridge.launch.parser_source import known_flags, launcher_of
 from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus
-from nightbridge.launch.versions import HEAD, V0_5_0, Version, version_for_pin
+from nightbridge.launch.versions import HEAD, V0_5_0, V0_6_0, Version, version_for_pin
 from nightbridge.models import Checkout, ClusterLimits, Severity, TestDefinition, Violation
 
 Need = Literal["nothing", "limits", "checkout"]
@@ -202,6 +202,11 @@ class RuleContext:
         reported = limits is not None and (limits.configured_gpus_per_node or limits.gpus_per_node)
         is_known = self.test.has_launcher and (reported or self.integer("gpus_per_node"))
         return self.nodes * self.gpus_per_node if is_known and self.nodes and self.gpus_per_node else self.gpus
+
+    @cached_property
+    def filled(self) -> frozenset[int]:
+        """The numbers of GPUs that groups must divide: of those that train, and since v0.6.0 of the test's own."""
+        return frozenset({self.trained} if self.version < V0_6_0 else {self.gpus, self.trained})
 
     @property
     def shown_gpus(self) -> str:

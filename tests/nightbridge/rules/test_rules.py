@@ -399,6 +399,7 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ),
         ("batch-divides", {"mb": 3}, {"extra_cmd_args": {"train.global_batch_size": "100"}}),
         ("batch-override-divides", {"mb": 3, "gb": 100}, {}),
+        ("gpus-divide", {"num_gpus": 12, "tp": 8, "gpus_per_node": 8}, {"version": "v0.5.1"}),
         ("fsdp-graphs", {"use_megatron_fsdp": True, "cuda_graph_impl": "none", "cuda_graph_scope": "attn"}, {}),
         ("offload-graphs", {"activation_offload_layers": 4, "cuda_graph_impl": "none"}, {}),
         ("offload-pipeline", {"activation_offload_layers": 4}, {}),
