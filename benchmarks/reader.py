@@ -25,7 +25,7 @@ from benchmarks.event_files import write_events
 from nightbridge.harvest import selection
 from nightbridge.models import Job, LaunchPlan, StoreSettings
 from nightbridge.outputs.checkpoints import prove_checkpoint
-from nightbridge.outputs.event_files import FoundScalars, _find_scalars, find_scalars
+from nightbridge.outputs.event_files import _find_scalars, find_scalars
 from nightbridge.outputs.following import RunFollower
 from nightbridge.outputs.measurements import RunToMeasure, _measure_run, measure_run
 from nightbridge.outputs.reader_process import SERVER
@@ -71,7 +71,6 @@ def main(runs: int, followed: int, scalars: int, mib: int) -> None:
 def compare_throughput(folder: Path, scalars: int, mib: int) -> None:
     """Print what an event file and a harvest cost, read here and in children."""
     events = write_events(folder / "events", scalars).parent
-    argument = FoundScalars(path=events).model_dump_json().encode()
     left = make_left_run(folder / "left", shard_size=mib << 20)
     store = folder / "store"
 
@@ -85,7 +84,7 @@ def compare_throughput(folder: Path, scalars: int, mib: int) -> None:
             harvest()
 
     for what, here, there in (
-        (f"a table of {scalars:,} scalars", lambda: _find_scalars(argument), lambda: find_scalars(events)),
+        (f"a table of {scalars:,} scalars", lambda: _find_scalars(events), lambda: find_scalars(events)),
         (f"a harvest of {6 * mib} MiB of shards", harvest_here, harvest),
     ):
         here(), there()
@@ -135,8 +134,8 @@ def for_each(work: Callable[[Job, LaunchPlan], None], jobs: Sequence[Job], plans
 
 
 def in_process(job: Job, plan: LaunchPlan) -> None:
-    _read_evidence(RunToRead(jobs=(job,), plan=plan).model_dump_json().encode())
-    _measure_run(RunToMeasure(jobs=(job,), plan=plan, spec=make_spec()).model_dump_json().encode())
+    _read_evidence(RunToRead(jobs=(job,), plan=plan))
+    _measure_run(RunToMeasure(jobs=(job,), plan=plan, spec=make_spec()))
 
 
 def cost(work: Callable[[], object]) -> float:

@@ -194,31 +194,18 @@ def checkpoint_state(path: Path) -> tuple[CheckpointState, str]:
     return proved_state(proof, reason)
 
 
-class _Question(Model):
-    """Of a checkpoint, and of everything that belongs to it."""
-
-    path: Path
-    files: tuple[Path, ...] = ()
-
-
-class _Judged(Model):
-    state: CheckpointState
-    reason: str
-
-
 def state_in_child(path: Path) -> tuple[CheckpointState, str]:
     """`checkpoint_state` of an absolute path, in a child that reads nothing but the folder that it lies in."""
     try:
-        judged, _ = read_in_child(_state, _Question(path=path), _Judged, (path.parent,), subject=str(path))
+        return read_in_child(_state, path, (path.parent,), subject=str(path))[0]
     except DamagedData as error:
         return CheckpointState.DAMAGED, error.what
-    return judged.state, judged.reason
 
 
-def _state(argument: bytes) -> tuple[_Judged, bytes]:
-    state, reason = checkpoint_state(_Question.model_validate_json(argument).path)
+def _state(path: Path) -> tuple[tuple[CheckpointState, str], bytes]:
+    state, reason = checkpoint_state(path)
     # A file's name may hold any bytes, and JSON does not.
-    return _Judged(state=state, reason=reason.encode(errors="backslashreplace").decode()), b""
+    return (state, reason.encode(errors="backslashreplace").decode()), b""
 
 
 def prove_checkpoint(path: Path, files: Iterable[Path]) -> Proof:
@@ -248,8 +235,7 @@ def prove_in_child(path: Path, files: Iterable[Path], below: Path) -> Proof:
     Raises:
         DamagedData: A file is not what its writer wrote, or cannot be read.
     """
-    question = _Question(path=path, files=tuple(files))
-    proved, data = read_in_child(_prove, question, _Proved, (below,), subject=str(path))
+    proved, data = read_in_child(_prove, (path, tuple(files)), (below,), subject=str(path))
     extents, position = {}, 0
     for file, count in proved.counts:
         size = count * array("Q").itemsize
@@ -258,13 +244,13 @@ def prove_in_child(path: Path, files: Iterable[Path], below: Path) -> Proof:
     return Proof(extents, proved.unproven)
 
 
-def _prove(argument: bytes) -> tuple[_Proved, bytes]:
-    question = _Question.model_validate_json(argument)
+def _prove(checkpoint: tuple[Path, tuple[Path, ...]]) -> tuple[_Proved, bytes]:
+    path, files = checkpoint
     try:
-        proof = prove_checkpoint(question.path, question.files)
+        proof = prove_checkpoint(path, files)
     except OSError as error:
-        unless_away(error, question.path)
-        raise DamagedData(f"cannot be read: {error}", subject=str(question.path)) from error
+        unless_away(error, path)
+        raise DamagedData(f"cannot be read: {error}", subject=str(path)) from error
     counts = tuple((file, len(numbers)) for file, numbers in proof.extents.items())
     return _Proved(counts=counts, unproven=proof.unproven), b"".join(map(bytes, proof.extents.values()))
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
-from pydantic import Field
 
 from nightbridge.errors import DamagedData
 from nightbridge.files import CHUNK, open_regular, reading, unless_away, walk
@@ -97,13 +96,6 @@ def read_event_file(path: Path) -> EventFile:
     return file
 
 
-class _Sound(Model):
-    """An event file, and the bytes of it that are whole records."""
-
-    path: Path
-    length: int = 0
-
-
 def sound_length(path: Path, below: Path) -> int:
     """Bytes of an event file up to the end of its last record before any that is cut off or damaged, read in a child.
 
@@ -112,15 +104,15 @@ def sound_length(path: Path, below: Path) -> int:
     Raises:
         DamagedData: It cannot be read.
     """
-    return read_in_child(_sound, _Sound(path=path), _Sound, (below,), subject=str(path))[0].length
+    return read_in_child(_sound_length, path, (below,), subject=str(path))[0]
 
 
-def _sound(argument: bytes) -> tuple[_Sound, bytes]:
-    path, length = _Sound.model_validate_json(argument).path, 0
+def _sound_length(path: Path) -> tuple[int, bytes]:
+    length = 0
     with reading(path), open_regular(path, buffering=CHUNK) as stream, contextlib.suppress(RecordsEnd):
         for offset in read_on(stream, os.fstat(stream.fileno()).st_size, Columns()):
             length = offset
-    return _Sound(path=path, length=length), b""
+    return length, b""
 
 
 def read_on(stream: BinaryIO, total: int, columns: Columns, offset: int = 0) -> Iterator[int]:
@@ -193,24 +185,22 @@ def read_event_files(source: Path | Sequence[Path]) -> tuple[list[EventFile], li
 
 
 class FoundScalars(Model):
-    """What was found under `path`: a line for each damaged file, and how many values of each kind are no scalars."""
+    """A line for each damaged file, and how many values of each kind are no scalars."""
 
-    path: Path
-    damage: tuple[str, ...] = ()
-    skipped: dict[str, int] = Field({})
+    damage: tuple[str, ...]
+    skipped: dict[str, int]
 
 
 def find_scalars(path: Path) -> tuple[FoundScalars, bytes]:
     """Read an event file, or all under a folder, in a child; also returns their `scalar_table` as `metrics_parquet`."""
     root = path if path.is_dir() else path.parent
-    return read_in_child(_find_scalars, FoundScalars(path=path), FoundScalars, (root,), subject=str(path))
+    return read_in_child(_find_scalars, path, (root,), subject=str(path))
 
 
-def _find_scalars(argument: bytes) -> tuple[FoundScalars, bytes]:
-    path = FoundScalars.model_validate_json(argument).path
+def _find_scalars(path: Path) -> tuple[FoundScalars, bytes]:
     files, damage = read_event_files(path)
     skipped = sum((Counter(file.skipped) for file in files), Counter[str]())
-    return FoundScalars(path=path, damage=tuple(damage), skipped=skipped), metrics_parquet(scalar_table(files))
+    return FoundScalars(damage=tuple(damage), skipped=skipped), metrics_parquet(scalar_table(files))
 
 
 def scalar_table(files: Sequence[EventFile]) -> "pd.DataFrame":

@@ -92,7 +92,7 @@ class RunFollower:
         if self._died:
             return LogNews()
         try:
-            news = call_shared(_follow, followed, LogNews, self._roots)
+            news = call_shared(_follow, followed, self._roots)
         except ReaderDied as death:
             self._died = True
             what = f"not followed any more: {death.reason} at {death.path or 'no file'}"
@@ -106,8 +106,7 @@ _followers: dict[str, "_Follower"] = {}
 """In a child: those of the jobs that it follows, by their names."""
 
 
-def _follow(argument: bytes) -> tuple[LogNews, bytes]:
-    followed = FollowedJob.model_validate_json(argument)
+def _follow(followed: FollowedJob) -> tuple[LogNews, bytes]:
     name = f"{followed.job.name} {followed.job.job_id}"
     follower = _followers.setdefault(name, _Follower(followed))
     if followed.ended:

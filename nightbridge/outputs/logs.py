@@ -469,9 +469,8 @@ def progress_in_log(path: Path) -> TrainingProgress | None:
 class LogEnd(Model):
     """The error of a log, empty where it has none, and the lines at its end."""
 
-    path: Path
-    error: str = ""
-    lines: tuple[str, ...] = ()
+    error: str
+    lines: tuple[str, ...]
 
 
 def end_of_log(path: Path) -> LogEnd:
@@ -480,11 +479,10 @@ def end_of_log(path: Path) -> LogEnd:
     Raises:
         DamagedData: It cannot be read.
     """
-    return read_in_child(_end_of_log, LogEnd(path=path), LogEnd, (path.parent,), subject=str(path))[0]
+    return read_in_child(_end_of_log, path, (path.parent,), subject=str(path))[0]
 
 
-def _end_of_log(argument: bytes) -> tuple[LogEnd, bytes]:
-    path = LogEnd.model_validate_json(argument).path
+def _end_of_log(path: Path) -> tuple[LogEnd, bytes]:
     tail = LogTail(path)
     lines = (*tail.new_lines(), *tail.last_line())
-    return LogEnd(path=path, error=read_logs([path]).last_error, lines=lines), b""
+    return LogEnd(error=read_logs([path]).last_error, lines=lines), b""

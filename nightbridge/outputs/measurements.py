@@ -176,11 +176,10 @@ def measure_run(run: RunToMeasure) -> tuple[MeasuredRun, bytes]:
     Raises:
         DamagedData: Its output cannot be read.
     """
-    return read_in_child(_measure_run, run, MeasuredRun, run.roots, subject=run.job.name)
+    return read_in_child(_measure_run, run, run.roots, subject=run.job.name)
 
 
-def _measure_run(argument: bytes) -> tuple[MeasuredRun, bytes]:
-    run = RunToMeasure.model_validate_json(argument)
+def _measure_run(run: RunToMeasure) -> tuple[MeasuredRun, bytes]:
     plan = run.plan
     output = read_run(run.job, plan.output_dir, plan.checkpoint_dir)
     settings = read_settings(run.spec, output.config_container)

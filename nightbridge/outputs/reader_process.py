@@ -28,11 +28,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from nightbridge.errors import DamagedData, NightbridgeError, TransientError
 from nightbridge.files import Confinement, confine, unless_away
@@ -52,10 +52,11 @@ MEMORY = 4 << 30
 _DEATHS = 3
 _BACKSTOP_SECONDS = 60.0
 
-_Answer = TypeVar("_Answer", bound=BaseModel)
-_ReadFunction = Callable[[bytes], tuple[BaseModel, bytes]]
-"""A function at the top of its module, which the child imports: its argument comes as JSON, and it returns a model, and
-bytes that are handed on as they are."""
+_Argument = TypeVar("_Argument")
+_Answer = TypeVar("_Answer")
+_ReadFunction = Callable[[_Argument], tuple[_Answer, bytes]]
+"""A function at the top of its module, which the child imports. Its one argument and its answer go between the two as
+JSON, by their annotations; the bytes as they are."""
 
 _OPENED, _ANSWER, _FAILURE = b"o", b"a", b"f"
 
@@ -162,7 +163,7 @@ class Child:
             raise ReaderDied(self._path, f"its reader died: {error.strerror}") from error
 
 
-def _setup(reader: _ReadFunction, roots: Sequence[Path], refused: Mapping[Path, str]) -> Setup:
+def _setup(reader: Callable[..., object], roots: Sequence[Path], refused: Mapping[Path, str]) -> Setup:
     return Setup(
         module=reader.__module__,
         function=reader.__name__,
@@ -172,11 +173,18 @@ def _setup(reader: _ReadFunction, roots: Sequence[Path], refused: Mapping[Path, 
     )
 
 
+@lru_cache(maxsize=16)
+def _types(reader: Callable[..., object]) -> tuple[TypeAdapter[Any], TypeAdapter[Any]]:
+    """Those of a reader's argument and of its answer."""
+    *arguments, returned = get_type_hints(reader).values()
+    return TypeAdapter(*arguments), TypeAdapter(get_args(returned)[0])
+
+
 _slots = threading.BoundedSemaphore(AT_ONCE)
 
 
 def read_in_child(
-    reader: _ReadFunction, argument: BaseModel, answer: type[_Answer], roots: Sequence[Path], *, subject: str
+    reader: _ReadFunction[_Argument, _Answer], argument: _Argument, roots: Sequence[Path], *, subject: str
 ) -> tuple[_Answer, bytes]:
     """Call a reader in a child; a file over which one dies is left to it as one that cannot be read.
 
@@ -188,13 +196,13 @@ def read_in_child(
     """
     refused: dict[Path, str] = {}
     deaths: list[str] = []
-    given = argument.model_dump_json().encode()
+    given = _types(reader)[0].dump_json(argument)
     while True:
         setup = _setup(reader, roots, refused)
         try:
             with _slots, Child(setup) as child:
                 found, data = child.call(given)
-            return _validated(answer, found), data
+            return _validated(reader, found), data
         except ReaderDied as death:
             deaths.append(f"{death.path or 'no file'}: {death.reason}")
             # What is no file's fault may be a server that has just ended: once is tried again.
@@ -205,25 +213,26 @@ def read_in_child(
                 refused[death.path] = death.reason
 
 
-def _validated(answer: type[_Answer], found: bytes) -> _Answer:
+def _validated(reader: _ReadFunction[_Argument, _Answer], found: bytes) -> _Answer:
     try:
-        return answer.model_validate_json(found)
+        answer: _Answer = _types(reader)[1].validate_json(found)
     except ValidationError as error:
         raise DamagedData(f"its reader's answer is none: {error.errors()[0]['msg']}") from error
+    return answer
 
 
 _shared: dict[Setup, Child] = {}
 _shared_lock = threading.Lock()
 
 
-def call_shared(reader: _ReadFunction, argument: BaseModel, answer: type[_Answer], roots: Sequence[Path]) -> _Answer:
+def call_shared(reader: _ReadFunction[_Argument, _Answer], argument: _Argument, roots: Sequence[Path]) -> _Answer:
     """Call a reader in the one child of its roots, which stays, and keeps what the reader keeps.
 
     Raises:
         ReaderDied: It has died; the next call makes a new one, which knows nothing yet.
         NightbridgeError: What the reader has raised.
     """
-    setup, given = _setup(reader, roots, {}), argument.model_dump_json().encode()
+    setup, given = _setup(reader, roots, {}), _types(reader)[0].dump_json(argument)
     while True:
         with _shared_lock:
             if setup not in _shared:
@@ -233,7 +242,7 @@ def call_shared(reader: _ReadFunction, argument: BaseModel, answer: type[_Answer
             if _shared.get(setup) is not child:
                 continue  # it has died over the files of a call that this one waited for
             try:
-                return _validated(answer, child.call(given)[0])
+                return _validated(reader, child.call(given)[0])
             except NightbridgeError:
                 raise
             except BaseException:  # it has died, or its answer to an interrupted call is still to come
@@ -327,7 +336,7 @@ def _serve(connection: socket.socket) -> None:
         message = _receive(connection)
         if message is not None:
             setup = Setup.model_validate_json(message[1])
-            reader: _ReadFunction = getattr(importlib.import_module(setup.module), setup.function)
+            reader: _ReadFunction[Any, Any] = getattr(importlib.import_module(setup.module), setup.function)
             _set_limits()
             # Under both names, where a workspace lies behind a link; a root that is one itself stays one.
             roots = (*setup.roots, *(root.parent.resolve() / root.name for root in setup.roots))
@@ -341,11 +350,12 @@ def _serve(connection: socket.socket) -> None:
         os._exit(0)
 
 
-def _answer(reader: _ReadFunction, argument: bytes) -> tuple[bytes, bytes]:
+def _answer(reader: _ReadFunction[Any, Any], argument: bytes) -> tuple[bytes, bytes]:
     try:
-        model, data = _read(reader, argument)
+        taken, given = _types(reader)
+        answer, data = _read(reader, taken.validate_json(argument))
         # NaN stays NaN, and half of a surrogate pair, which no JSON may hold, becomes a question mark.
-        found = json.dumps(model.model_dump(mode="json"), ensure_ascii=False).encode(errors="replace")
+        found = json.dumps(given.dump_python(answer, mode="json"), ensure_ascii=False).encode(errors="replace")
         return _ANSWER, len(found).to_bytes(8, "little") + found + data
     except NightbridgeError as error:
         failure = SerializedError.of(error)
@@ -355,7 +365,7 @@ def _answer(reader: _ReadFunction, argument: bytes) -> tuple[bytes, bytes]:
     return _FAILURE, failure.model_dump_json().encode()
 
 
-def _read(reader: _ReadFunction, argument: bytes) -> tuple[BaseModel, bytes]:
+def _read(reader: _ReadFunction[_Argument, _Answer], argument: _Argument) -> tuple[_Answer, bytes]:
     try:
         return reader(argument)
     except OSError as error:

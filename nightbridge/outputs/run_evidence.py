@@ -46,11 +46,10 @@ def evidence_of(run: RunToRead) -> RunEvidence:
     Raises:
         DamagedData: Its output cannot be read.
     """
-    return read_in_child(_read_evidence, run, RunEvidence, run.roots, subject=run.job.name)[0]
+    return read_in_child(_read_evidence, run, run.roots, subject=run.job.name)[0]
 
 
-def _read_evidence(argument: bytes) -> tuple[RunEvidence, bytes]:
-    run = RunToRead.model_validate_json(argument)
+def _read_evidence(run: RunToRead) -> tuple[RunEvidence, bytes]:
     plan = run.plan
     return evidence(read_files(run.job, plan.output_dir, plan.checkpoint_dir), plan.max_steps), b""
 

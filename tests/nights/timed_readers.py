@@ -4,8 +4,7 @@ import resource
 import struct
 import time
 from collections.abc import Callable
-
-from pydantic import BaseModel
+from typing import Any
 
 from nightbridge.errors import DamagedData
 from nightbridge.outputs import checkpoints, measurements, run_evidence
@@ -14,19 +13,19 @@ SECONDS = struct.Struct("<d")
 _READERS = {**vars(checkpoints), **vars(run_evidence), **vars(measurements)}
 
 
-def __getattr__(name: str) -> Callable[[bytes], tuple[BaseModel, bytes]]:
+def __getattr__(name: str) -> Callable[[Any], tuple[Any, bytes]]:
     """The reader of that name. Its bytes end with the seconds of its child and of that one's forks; so does an error."""
     if name not in _READERS:
         raise AttributeError(name)
 
-    def timed(argument: bytes) -> tuple[BaseModel, bytes]:
+    def timed(argument: Any) -> tuple[Any, bytes]:
         try:
-            model, data = _READERS[name](argument)
+            answer, data = _READERS[name](argument)
         except DamagedData as error:
             raise DamagedData(error.what, subject=error.subject, advice=str(_seconds())) from error
-        return model, data + SECONDS.pack(_seconds())
+        return answer, data + SECONDS.pack(_seconds())
 
-    timed.__name__ = name
+    timed.__name__, timed.__annotations__ = name, _READERS[name].__annotations__
     return timed
 
 

@@ -12,17 +12,12 @@ from nightbridge.files import open_regular
 from nightbridge.models import Model
 
 
-class Folder(Model):
-    folder: Path
-
-
 class Answer(Model):
     read: dict[str, str]
 
 
-def _reads(each: Callable[[bytes], str]) -> Callable[[bytes], tuple[Answer, bytes]]:
-    def read(argument: bytes) -> tuple[Answer, bytes]:
-        folder = Folder.model_validate_json(argument).folder
+def _reads(each: Callable[[bytes], str]) -> Callable[[Path], tuple[Answer, bytes]]:
+    def read(folder: Path) -> tuple[Answer, bytes]:
         answer = {}
         for path in sorted(folder.iterdir()):
             try:
@@ -74,34 +69,34 @@ def _attempts(data: bytes) -> str:
     return " ".join(done)
 
 
-def crash(argument: bytes) -> tuple[Answer, bytes]:
-    return _reads(_crash)(argument)
+def crash(folder: Path) -> tuple[Answer, bytes]:
+    return _reads(_crash)(folder)
 
 
-def hang(argument: bytes) -> tuple[Answer, bytes]:
-    return _reads(_hang)(argument)
+def hang(folder: Path) -> tuple[Answer, bytes]:
+    return _reads(_hang)(folder)
 
 
-def sleep(argument: bytes) -> tuple[Answer, bytes]:
-    return _reads(_sleep)(argument)
+def sleep(folder: Path) -> tuple[Answer, bytes]:
+    return _reads(_sleep)(folder)
 
 
-def allocate(argument: bytes) -> tuple[Answer, bytes]:
-    return _reads(_allocate)(argument)
+def allocate(folder: Path) -> tuple[Answer, bytes]:
+    return _reads(_allocate)(folder)
 
 
-def attempts(argument: bytes) -> tuple[Answer, bytes]:
-    return _reads(_attempts)(argument)
+def attempts(folder: Path) -> tuple[Answer, bytes]:
+    return _reads(_attempts)(folder)
 
 
-def raises(_argument: bytes) -> tuple[Answer, bytes]:
+def raises(_folder: Path) -> tuple[Answer, bytes]:
     raise IndexError("no such thing")
 
 
-def is_away(argument: bytes) -> tuple[Answer, bytes]:
-    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(Folder.model_validate_json(argument).folder))
+def is_away(folder: Path) -> tuple[Answer, bytes]:
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(folder))
 
 
-def exits(_argument: bytes) -> tuple[Answer, bytes]:
+def exits(_folder: Path) -> tuple[Answer, bytes]:
     """Die before any file is opened."""
     os._exit(1)

@@ -20,7 +20,7 @@ from nightbridge.outputs.event_files import read_event_files
 from nightbridge.outputs.logs import read_logs
 from nightbridge.outputs.reader_process import Child, ReaderDied, Setup, call_shared, read_in_child
 from tests.nightbridge.outputs import misbehaving_readers as readers
-from tests.nightbridge.outputs.misbehaving_readers import Answer, Folder
+from tests.nightbridge.outputs.misbehaving_readers import Answer
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -34,8 +34,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def read(reader: Callable[[bytes], tuple[Answer, bytes]], folder: Path) -> dict[str, str]:
-    answer, blob = read_in_child(reader, Folder(folder=folder), Answer, (folder,), subject="the run")
+def read(reader: Callable[[Path], tuple[Answer, bytes]], folder: Path) -> dict[str, str]:
+    answer, blob = read_in_child(reader, folder, (folder,), subject="the run")
     assert blob == b"blob"
     return answer.read
 
@@ -131,7 +131,7 @@ def test_a_reader_that_is_sent_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
 
     with pytest.raises(DamagedData, match="PermissionError"):
-        read_in_child(readers.crash, Folder(folder=tmp_path / "other"), Answer, (tmp_path / "run",), subject="")
+        read_in_child(readers.crash, tmp_path / "other", (tmp_path / "run",), subject="")
 
 
 def test_without_landlock_files_outside_of_the_roots_are_refused_as_well(tmp_path: Path) -> None:
@@ -174,11 +174,11 @@ def test_at_most_four_children_at_once_and_all_answer(folder: Path) -> None:
 
 def test_a_shared_child_is_made_anew_after_its_death(folder: Path) -> None:
     with pytest.raises(ReaderDied):
-        call_shared(readers.crash, Folder(folder=folder), Answer, (folder,))
+        call_shared(readers.crash, folder, (folder,))
     for name in "bd":
         (folder / name).write_text("good")
 
-    found = [call_shared(readers.crash, Folder(folder=folder), Answer, (folder,)) for _ in range(2)]
+    found = [call_shared(readers.crash, folder, (folder,)) for _ in range(2)]
 
     assert found[0] == found[1]
     assert set(found[0].read.values()) == {"read"}
@@ -195,7 +195,7 @@ def test_a_call_that_waits_for_a_shared_child_outlives_its_death_over_the_files_
 
     def call() -> None:
         try:
-            call_shared(readers.hang, Folder(folder=folder), Answer, (folder.parent,))
+            call_shared(readers.hang, folder, (folder.parent,))
         except ReaderDied as death:
             died.append(death.path)
 
@@ -203,7 +203,7 @@ def test_a_call_that_waits_for_a_shared_child_outlives_its_death_over_the_files_
     first.start()
     time.sleep(0.3)
 
-    assert call_shared(readers.hang, Folder(folder=neighbour), Answer, (folder.parent,)).read == {"a": "read"}
+    assert call_shared(readers.hang, neighbour, (folder.parent,)).read == {"a": "read"}
     first.join()
     assert died == [folder / "b"]
 
@@ -221,7 +221,7 @@ def test_a_dead_child_is_forgotten_in_no_moment_in_which_another_thread_looks_fo
 
     monkeypatch.setattr(reader_process, "_shared", Children())
     with pytest.raises(ReaderDied):
-        call_shared(readers.crash, Folder(folder=folder), Answer, (folder,))
+        call_shared(readers.crash, folder, (folder,))
 
     assert under_the_lock == [True]
 
@@ -231,11 +231,11 @@ def test_a_shared_child_that_dies_before_it_opens_a_file_blames_none_of_an_earli
 ) -> None:
     for name in "bd":
         (folder / name).write_text("good")
-    call_shared(readers.crash, Folder(folder=folder), Answer, (folder,))
+    call_shared(readers.crash, folder, (folder,))
 
     monkeypatch.setattr(reader_process, "_receive", lambda _connection: None)
     with pytest.raises(ReaderDied) as died:
-        call_shared(readers.crash, Folder(folder=folder), Answer, (folder,))
+        call_shared(readers.crash, folder, (folder,))
 
     assert died.value.path is None
 
@@ -255,9 +255,9 @@ def test_a_call_that_was_interrupted_leaves_its_answer_to_no_other(
     with monkeypatch.context() as patched:
         patched.setattr(reader_process, "_receive", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            call_shared(readers.crash, Folder(folder=folder), Answer, (folder.parent,))
+            call_shared(readers.crash, folder, (folder.parent,))
 
-    assert call_shared(readers.crash, Folder(folder=neighbour), Answer, (folder.parent,)).read == {"own": "read"}
+    assert call_shared(readers.crash, neighbour, (folder.parent,)).read == {"own": "read"}
 
 
 def test_a_server_that_was_killed_is_started_again(folder: Path) -> None:
