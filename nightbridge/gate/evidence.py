@@ -167,11 +167,11 @@ def golden_result(store: ObjectStore, record: RunRecord) -> ReferenceResult | No
     golden = read_golden_file(Path(gate.golden))
     values = run_values(load_scalars(store, record.prefix), record.summary, golden)
     found = compare_golden(values, golden, gate.golden_rules)
-    failed = {check.rule for check in found.failures}
+    failed = {fault.rule for fault in found}
     return ReferenceResult(
         whole=not failed & DATA_RULES,
         as_good=not failed - DATA_RULES,
-        reasons=tuple(f"{GOLDEN_SAYS}{check.rule}: {check.message}" for check in found.failures),
+        reasons=tuple(f"{GOLDEN_SAYS}{fault.rule}: {fault.message}" for fault in found),
         values=golden_levels(golden, record.summary),
         only_slower=bool(failed) and failed <= SPEED_RULES,
     )

@@ -16,9 +16,9 @@ smaller never fails; and throughput is looked at over the whole run as well, not
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,23 +52,11 @@ class GoldenValues(Model):
 DEFAULT_POLICY = GoldenPolicy()
 
 
-class GoldenCheck(Model):
-    """One rule's answer."""
+class GoldenFault(NamedTuple):
+    """A rule that a run does not pass, and why."""
 
     rule: str
-    passed: bool
     message: str
-
-
-class GoldenComparison(Model):
-    """All rules' answers."""
-
-    checks: tuple[GoldenCheck, ...]
-
-    @property
-    def failures(self) -> tuple[GoldenCheck, ...]:
-        """The rules that did not pass."""
-        return tuple(check for check in self.checks if not check.passed)
 
 
 # Whether less of it is better. The first that the golden file has is gated.
@@ -225,18 +213,19 @@ def _steps_of(series: Mapping[str, Any], subject: str) -> dict[int, Any]:
 # --- comparison ------------------------------------------------------------------------------------------------------
 
 
-def compare_golden(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy = DEFAULT_POLICY) -> GoldenComparison:
-    """Check a run, `grad norm` among its metrics, by all rules against golden values.
+def compare_golden(
+    run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy = DEFAULT_POLICY
+) -> tuple[GoldenFault, ...]:
+    """Check a run, `grad norm` among its metrics, by all rules against golden values; one that cannot be checked fails.
 
-    A rule that cannot be checked fails.
+    Returns:
+        The rules that it does not pass.
     """
-    checks = [_check_metrics(run, golden, policy), _check_steps(run, golden), _check_grad_norm(run, golden, policy)]
-    for check in (_check_loss, _check_speed, _check_memory):
-        checks += check(run, golden, policy)
-    return GoldenComparison(checks=tuple(checks))
+    rules = (_check_metrics, _check_steps, _check_grad_norm, _check_loss, _check_speed, _check_memory)
+    return tuple(fault for check in rules for fault in check(run, golden, policy))
 
 
-def _check_metrics(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy) -> GoldenCheck:
+def _check_metrics(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy) -> Iterator[GoldenFault]:
     """Every metric of the golden values is measured, and golden values have what the rules need."""
     needed = policy.required_metrics or (LOSS,)
     faults = [f"the golden values have no {name}" for name in needed if not golden.metrics.get(name)]
@@ -247,10 +236,10 @@ def _check_metrics(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy
             for name, steps in gaps.items()
         ]
     faults += [f"the run has no {name}" for name in (*golden.metrics, *needed) if not run.metrics.get(name)]
-    return _check("metrics", faults, f"{len(golden.metrics)} metrics")
+    yield from _joined("metrics", faults)
 
 
-def _check_steps(run: GoldenValues, golden: GoldenValues) -> GoldenCheck:
+def _check_steps(run: GoldenValues, golden: GoldenValues, _policy: GoldenPolicy) -> Iterator[GoldenFault]:
     """Every step that the golden values have was measured, and nothing that was measured is not finite."""
     faults = []
     for name, expected in golden.metrics.items():
@@ -263,17 +252,17 @@ def _check_steps(run: GoldenValues, golden: GoldenValues) -> GoldenCheck:
         unexpected = sorted(set(steps) - set(golden.not_recorded.get(name, ())))
         if unexpected:
             faults.append(f"{name}: no finite value at {len(unexpected)} steps, first {unexpected[0]}")
-    return _check("steps", faults, "all steps")
+    yield from _joined("steps", faults)
 
 
-def _check_grad_norm(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy) -> GoldenCheck:
+def _check_grad_norm(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy) -> Iterator[GoldenFault]:
     measured, broken = run.metrics.get(GRAD_NORM, {}), run.not_recorded.get(GRAD_NORM, ())
     faults = [f"not finite at {len(broken)} steps, first {broken[0]}"] if broken else []
     needed = golden.format == "megatron-bridge" and policy.grad_norm == "required"
     missing = golden.metrics.get(LOSS, {}).keys() - measured.keys()
     if needed and missing:
         faults.append(f"missing at {len(missing)} steps, first {min(missing)}")
-    return _check("grad norm", faults, f"{len(measured)} finite values")
+    yield from _joined("grad norm", faults)
 
 
 def _paired(run: GoldenValues, golden: GoldenValues, name: str) -> tuple[list[int], Array, Array]:
@@ -284,12 +273,13 @@ def _paired(run: GoldenValues, golden: GoldenValues, name: str) -> tuple[list[in
     return steps, current, np.array([expected[step] for step in steps], dtype=np.float64)
 
 
-def _check_loss(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy) -> list[GoldenCheck]:
+def _check_loss(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy) -> Iterator[GoldenFault]:
     _, current, expected = _paired(run, golden, LOSS)
     skip = int(policy.skip_first_percent_loss * expected.size)
     current, expected = current[skip:], expected[skip:]
     if expected.size < 2:
-        return [GoldenCheck(rule="loss", passed=False, message="fewer than two losses to compare")]
+        yield GoldenFault("loss", "fewer than two losses to compare")
+        return
     apart = np.abs(relative(current, expected))
     tolerance = np.select(
         [expected > 2.0, expected > 0.5],
@@ -298,20 +288,13 @@ def _check_loss(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy) -
     )
     residual = current - expected
     outlying = ~(np.abs(residual - residual.mean()) <= 3 * residual.std())
-    limits = (
-        ("point-wise loss", float(np.mean(~(apart <= tolerance))), policy.max_outlier_ratio, "of the steps beyond"),
-        ("final loss", float(apart[-1]), policy.final_loss_tolerance, "from the golden loss"),
-        ("loss outliers", float(np.mean(outlying)), policy.max_outlier_ratio, "of the steps beyond 3 sigma"),
-    )
-    correlation = _correlation(current, expected)
-    return [
-        GoldenCheck(
-            rule="loss correlation",
-            passed=correlation >= policy.correlation_threshold,
-            message=f"{correlation:.4f} (at least {policy.correlation_threshold:g})",
-        ),
-        *(_within(rule, value, limit, what) for rule, value, limit, what in limits),
-    ]
+    correlation, least = _correlation(current, expected), policy.correlation_threshold
+    if not correlation >= least:
+        yield GoldenFault("loss correlation", f"{correlation:.4f} (at least {least:g})")
+    beyond, outliers = float(np.mean(~(apart <= tolerance))), float(np.mean(outlying))
+    yield from _beyond("point-wise loss", beyond, policy.max_outlier_ratio, "of the steps beyond")
+    yield from _beyond("final loss", float(apart[-1]), policy.final_loss_tolerance, "from the golden loss")
+    yield from _beyond("loss outliers", outliers, policy.max_outlier_ratio, "of the steps beyond 3 sigma")
 
 
 def _correlation(current: Array, expected: Array) -> float:
@@ -323,11 +306,12 @@ def _correlation(current: Array, expected: Array) -> float:
     return float(np.corrcoef(current, expected)[0, 1])
 
 
-def _check_speed(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy) -> list[GoldenCheck]:
+def _check_speed(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy) -> Iterator[GoldenFault]:
     """The mean of the evaluated steps, and how many steps of the whole run were slow."""
     name = next((name for name in SPEEDS if golden.metrics.get(name)), None)
     if name is None:
-        return [GoldenCheck(rule="performance", passed=False, message="the golden values have no throughput")]
+        yield GoldenFault("performance", "the golden values have no throughput")
+        return
     steps, current, expected = _paired(run, golden, name)
     chosen, lower = _evaluated(steps, policy), SPEEDS[name]
     reference = float(np.mean(expected[chosen])) if chosen.any() else math.nan
@@ -336,10 +320,8 @@ def _check_speed(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy) 
     usual = float(np.median(expected[warm])) if warm.any() else math.nan
     # Some tests are slow at many of their steps, the golden run too.
     slow, usually = (_slow_share(values[warm], usual, lower, policy) for values in (current, expected))
-    return [
-        _within("performance", worse, policy.timing_threshold, f"worse in {name}"),
-        _within("slow steps", slow - usually, policy.max_slow_ratio, f"more of the steps slow in {name}"),
-    ]
+    yield from _beyond("performance", worse, policy.timing_threshold, f"worse in {name}")
+    yield from _beyond("slow steps", slow - usually, policy.max_slow_ratio, f"more of the steps slow in {name}")
 
 
 def _slow_share(values: Array, usual: float, lower_is_better: bool, policy: GoldenPolicy) -> float:
@@ -366,26 +348,27 @@ def _worse(value: float, reference: float, lower_is_better: bool) -> float:
     return change if lower_is_better else -change
 
 
-def _check_memory(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy) -> list[GoldenCheck]:
+def _check_memory(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy) -> Iterator[GoldenFault]:
     names = tuple(golden.memory) if policy.required_memory is None else policy.required_memory
     if not names and policy.required_memory is None:
-        return [GoldenCheck(rule="memory", passed=False, message="the golden values have no memory")]
-    worse = {
-        name: _worse(run.memory.get(name, math.nan), golden.memory.get(name, math.nan), lower_is_better=True)
-        for name in names
-    }
-    return [_within(f"memory {name}", change, policy.memory_threshold, "more") for name, change in worse.items()]
+        yield GoldenFault("memory", "the golden values have no memory")
+    for name in names:
+        own, expected = (values.memory.get(name, math.nan) for values in (run, golden))
+        yield from _beyond(
+            f"memory {name}", _worse(own, expected, lower_is_better=True), policy.memory_threshold, "more"
+        )
 
 
-def _within(rule: str, value: float, limit: float, what: str) -> GoldenCheck:
+def _beyond(rule: str, value: float, limit: float, what: str) -> Iterator[GoldenFault]:
     """Being within passes; what is not a number is not within. The limit itself is, also after rounding."""
-    within = value <= limit or math.isclose(value, limit, rel_tol=1e-9)
-    amount = "unknown" if math.isnan(value) else f"{100 * value:.3g} % {what}"
-    return GoldenCheck(rule=rule, passed=within, message=f"{amount} (limit {100 * limit:.3g} %)")
+    if not (value <= limit or math.isclose(value, limit, rel_tol=1e-9)):
+        amount = "unknown" if math.isnan(value) else f"{100 * value:.3g} % {what}"
+        yield GoldenFault(rule, f"{amount} (limit {100 * limit:.3g} %)")
 
 
-def _check(rule: str, faults: Sequence[str], success: str) -> GoldenCheck:
-    return GoldenCheck(rule=rule, passed=not faults, message="; ".join(dict.fromkeys(faults)) or success)
+def _joined(rule: str, faults: Sequence[str]) -> Iterator[GoldenFault]:
+    if faults:
+        yield GoldenFault(rule, "; ".join(dict.fromkeys(faults)))
 
 
 # --- a run's own values by a golden file's names, and a golden run's by the gate's -----------------------------------
