@@ -163,14 +163,6 @@ def levels_around(values: Sequence[float], near: int) -> list[float]:
     return _as_list(row_medians(windows_around(np.array(values, dtype=np.float64), near)))
 
 
-def deviations(values: Sequence[float | None], near: int) -> list[float]:
-    """How far each night is from the median of it and so many nights on each side, relative; from the fourth one on."""
-    known = _finite(values)
-    levels = row_medians(windows_around(known, near)[3:])
-    found: list[float] = (known[3:][levels != 0] / levels[levels != 0] - 1).tolist()
-    return found
-
-
 def noise_of(values: Sequence[float | None]) -> float:
     """The relative standard deviation of single nights; 0 where they are too few to tell."""
     noise = night_noise(values)
@@ -195,9 +187,12 @@ def noise_of_runs(values: Sequence[float], usual: float, enough: int) -> float:
 def tail_of(values: Sequence[float | None], worse: int) -> float:
     """How far single nights stray that are no rare accident, relative; 0 where they are too few to tell.
 
-    `worse` is 1 where more is worse, else -1.
+    That is from the median of each and four nights on each side, from the fourth one on. `worse` is 1 where more is
+    worse, else -1.
     """
-    apart = sorted(worse * stray for stray in deviations(values, 4))
+    known = _finite(values)
+    levels = row_medians(windows_around(known, 4)[3:])
+    apart: list[float] = np.sort(worse * (known[3:][levels != 0] / levels[levels != 0] - 1)).tolist()
     return BEYOND_TAIL * apart[min(int(TAIL * len(apart)), len(apart) - 3)] if len(apart) >= FEW else 0.0
 
 

@@ -249,14 +249,7 @@ def first_that_counts(past: Sequence[Judged]) -> int:
 _MANIFEST = re.compile(rf"(runs/[^/]+/[^/]+/[^/]+)/a(\d+)/{re.escape(MANIFEST)}")
 
 
-class Rebuilt(NamedTuple):
-    """What a rebuild did: the rows that the runs have, and what it could not read, each with the reason."""
-
-    rows: tuple[HistoryRow, ...]
-    damaged: tuple[str, ...]
-
-
-def rebuild_history(store: ObjectStore, test_id: str | None = None) -> Rebuilt:
+def rebuild_history(store: ObjectStore, test_id: str | None = None) -> Done:
     """Write the row of every committed run again, of one test or of all.
 
     The last committed attempt of a run counts, and the verdict that was given on that night, not one of today. A run
@@ -264,7 +257,7 @@ def rebuild_history(store: ObjectStore, test_id: str | None = None) -> Rebuilt:
     is one that was written while this was reading. Unreadable runs are reported and do not stop the others.
     """
     began = utc_now()
-    rows: list[HistoryRow] = []
+    by_series: dict[tuple[str, str], list[HistoryRow]] = {}
     damaged: list[str] = []
     for folder, attempt in sorted(_last_attempts(found.key for found in store.list("runs")).items()):
         try:
@@ -274,15 +267,13 @@ def rebuild_history(store: ObjectStore, test_id: str | None = None) -> Rebuilt:
             key, advice = f"{folder}/verdict.json", "Compare the run again"
             verdict = read_stored(store, key, Verdict, what="not a verdict", advice=advice)
             # A verdict on an earlier attempt says nothing about this one.
-            rows.append(row_of(record, verdict if verdict and verdict.prefix == record.prefix else None))
+            row = row_of(record, verdict if verdict and verdict.prefix == record.prefix else None)
+            by_series.setdefault((row.cluster, row.series), []).append(row)
         except DamagedData as error:
             damaged.append(str(error))
-    by_series: dict[tuple[str, str], list[HistoryRow]] = {}
-    for row in rows:
-        by_series.setdefault((row.cluster, row.series), []).append(row)
-    for (cluster, series), of_series in by_series.items():
-        damaged += write_generation(store, cluster, series, of_series, began)
-    return Rebuilt(tuple(rows), tuple(damaged))
+    for (cluster, series), rows in by_series.items():
+        damaged += write_generation(store, cluster, series, rows, began)
+    return Done(sum(map(len, by_series.values())), tuple(damaged))
 
 
 def _last_attempts(keys: Iterable[str]) -> dict[str, int]:
