@@ -113,20 +113,17 @@ def _overview(verdict: Verdict, nights: Mapping[str, Sequence[NightVerdict]], de
     )
 
 
-def index_html(store: ObjectStore, disk: Sequence[str] = (), limit: int = INDEX_NIGHTS) -> str:
+def index_html(store: ObjectStore, disk: Sequence[str] = ()) -> str:
     """The page of all tests by the last nights, those that need somebody first, with trends, decisions and GPU-hours.
 
-    Args:
-        store: Where the nights are.
-        disk: Lines about the disks that are used.
-        limit: How many nights at most.
+    `disk` has lines about the disks that are used.
 
     Raises:
         DamagedData: A record of a night or a decision cannot be read.
     """
     from nightbridge.report.night_page import render_page
 
-    newest = find_nights(store, limit=limit)
+    newest = find_nights(store, limit=INDEX_NIGHTS)
     ends = [night.end for night in reversed(newest) if night.end]
     nights = list(dict.fromkeys(end.night for end in ends))
     by_test: dict[str, dict[str, tuple[NightVerdict, str]]] = {}

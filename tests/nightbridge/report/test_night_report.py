@@ -40,6 +40,7 @@ from nightbridge.models import (
 )
 from nightbridge.models.metrics import COLUMNS
 from nightbridge.outputs.event_files import empty_table, metrics_parquet
+from nightbridge.report import overview
 from nightbridge.report.night_page import MAX_CHARTED, ReportedRun, headline_of
 from nightbridge.report.night_report import link_from_night_before, night_report_html, render_report
 from nightbridge.report.overview import index_html
@@ -932,7 +933,10 @@ def test_the_links_of_a_page_lead_to_pages_whatever_the_scenario_is_called(
         assert store.get(unquote(urljoin(f"/{quote(key)}", link)).removeprefix("/")) is not None
 
 
-def test_the_index_shows_every_test_by_nights_those_that_need_somebody_first(store: DirectoryStore) -> None:
+def test_the_index_shows_every_test_by_nights_those_that_need_somebody_first(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "INDEX_NIGHTS", 3)
     passed, regressed = VerdictStatus.PASSED, VerdictStatus.REGRESSED
     for day in range(18, 22):
         verdicts = {"aaa": passed, "zzz": regressed if day == 21 else passed}
@@ -940,7 +944,7 @@ def test_the_index_shows_every_test_by_nights_those_that_need_somebody_first(sto
     record_decision(store, make_decision("aaa"))
     record_decision(store, make_decision("over", until="2026-11-20"))
 
-    page = Page(index_html(store, ("7 GB are free",), limit=3))
+    page = Page(index_html(store, ("7 GB are free",)))
 
     assert "1 of 2 tests needs attention" in page.text
     assert page.text.index("zzz ◆ regressed") < page.text.index("aaa ✓ passed")
