@@ -106,7 +106,10 @@ class Factor(Model):
 def find_factors(good: RunRecord, bad: RunRecord, *, same_nodes: bool) -> tuple[Factor, ...]:
     """What differs between two runs and can be exchanged, axis by axis.
 
-    `same_nodes`: whether pairs on the same nodes have shown the change: then it is not the nodes.
+    Args:
+        good: The last run with the old level.
+        bad: The first one with the new level.
+        same_nodes: Whether pairs on the same nodes have shown the change: then it is not the nodes.
     """
     return (
         *_image(good, bad),
@@ -150,7 +153,10 @@ def weights_of(factors: Sequence[Factor]) -> tuple[float, ...]:
 def exchanged_run(bad: RunRecord, factors: Sequence[Factor], design: Design) -> RunSpec:
     """The bad run once more, with each factor at the level that a design gives it; its nodes are `nodes_at`.
 
-    `factors` are all between it and the good one; a design says of each whether it is at its bad level.
+    Args:
+        bad: The bad night's own run.
+        factors: Every factor between it and the good one.
+        design: Of each factor whether it is at its bad level.
     """
     levels = [(factor, factor.bad if is_bad else factor.good) for factor, is_bad in zip(factors, design, strict=True)]
     commits = {factor.key: level for factor, level in levels if factor.is_commit}

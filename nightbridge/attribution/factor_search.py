@@ -454,7 +454,11 @@ class Descent(NamedTuple):
 def descent_into(factors: Sequence[int], cause: Cause, levels: Levels | Failure, runs: Sequence[Exchange]) -> Descent:
     """How to search inside factors of a cause that is known: no other one matters, so that every run is one of theirs.
 
-    `factors` are one of the cause, or both where they lie in one range; `levels` are those of the whole change.
+    Args:
+        factors: One factor of the cause, or both where they lie in one range.
+        cause: The cause, found.
+        levels: The levels of the whole change.
+        runs: The runs so far.
     """
     other = next((each for each in cause.factors if each not in factors), None)
     # Where either makes the change, the other one would hide what this one does.

@@ -150,7 +150,10 @@ def _second_try(plan: BisectPlan, points: Sequence[Point]) -> tuple[int, ...]:
 def price_of(plan: BisectPlan, points: Sequence[Point], base: RunRecord) -> str:
     """What a bisect will about cost: `6 runs of 10 min on 8 nodes = 64 GPU-hours`.
 
-    Each run beside `points`, those that it has already, is taken to be as long as `base`.
+    Args:
+        plan: What is searched.
+        points: The runs that it has already.
+        base: The run as long as which each further one is taken to be.
     """
     runs = _runs_ahead(plan, points)
     hours = gpu_hours(base) or 0.0

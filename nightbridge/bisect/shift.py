@@ -185,7 +185,10 @@ def find_shift(rows: Sequence[HistoryRow], metric: str | None = None, decisions:
 
     It is a change point of the history, else what the gate called a regression.
 
-    `rows` are those of one series. `decisions` are users' about it: an accepted level is not what is worse now.
+    Args:
+        rows: The rows of one series.
+        metric: The metric; None for any.
+        decisions: Users' decisions about the series: an accepted level is not what is worse now.
 
     Raises:
         InvalidInput: There is none, or no such metric.

@@ -150,8 +150,12 @@ def withdraw(
 
     The withdrawal is written first: killed at any moment, the same call finishes it.
 
-    `target` is a decision's id, or the run or the series that it was about. `commits_between` lists commits, for the
-    suspects of what raises an alert again.
+    Args:
+        store: Where history and decisions are.
+        target: A decision's id, the run or the series that it was about.
+        withdrawal: Who does it, why and when.
+        contract: What the site owes each test.
+        commits_between: Lists commits, for the suspects of what raises an alert again.
 
     Raises:
         InvalidInput: There is no such decision, or several, or who or why is missing.

@@ -97,7 +97,9 @@ def proof_needed(runs: int, false_alarms: float) -> float:
     A ratio of e^h is reached by chance once in e^h tries at most (Wald 1945), and there is one for each metric of each
     run in each night.
 
-    `runs` is how many a night has, `false_alarms` how many of them all may be false in a month.
+    Args:
+        runs: How many runs a night has.
+        false_alarms: How many of them all may be false in a month.
     """
     tries = max(runs, 1) * len(METRICS) * NIGHTS_OF_A_MONTH
     return max(PROOF, math.log(tries / false_alarms))
@@ -170,8 +172,10 @@ def _scatter(apart: Sequence[float]) -> float:
 def weigh_strays(nights: Sequence[Sequence[float]], strays: float, width: float) -> SequentialTest:
     """Weigh the pairs of a metric that is no average.
 
-    `nights` are as of `weigh`. `strays`: share of the runs that are out of the band, whatever the code. `width`: of the
-    band, relative: a difference beyond it is a run out of the band beside one that is not.
+    Args:
+        nights: As of `weigh`.
+        strays: Share of the runs that are out of the band, whatever the code.
+        width: Of the band, relative: a difference beyond it is a run out of the band beside one that is not.
     """
     shown, hidden = math.log(SHOWN / strays), math.log((1 - SHOWN) / (1 - strays))
     return _proof(nights, lambda difference: shown if difference > width else hidden)

@@ -238,7 +238,11 @@ def passed_by_ended(decisions: Sequence[Decision], metric: str, night: str) -> b
 def decision_on(decisions: Sequence[Decision], metric: str, last_night_before: str, night: str) -> Decision | None:
     """The latest decision about a change of level: one that was made when its first nights were known.
 
-    `last_night_before` is the last that certainly had the old level, `night` the first of the new one.
+    Args:
+        decisions: Of the series.
+        metric: The metric that changed.
+        last_night_before: The last night that certainly had the old level.
+        night: The first night of the new one.
     """
     made = [one for one in decisions if one.is_about(metric) and not one.ended and _knew(one, last_night_before, night)]
     return max(made, key=lambda one: one.when, default=None)

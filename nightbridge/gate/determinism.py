@@ -51,8 +51,12 @@ def compare_numerics(
 
     So it is where the test is not deterministic, or does not declare it and they cannot be compared.
 
-    `good` are the rows of `history` whose losses tonight's may be compared with, oldest first. `declared` is what the
-    test says, if anything. `losses` has the loss by step of the run below a prefix; read only where digests differ.
+    Args:
+        own: Tonight's run.
+        history: Rows of its series.
+        good: Those of them whose losses tonight's may be compared with, oldest first.
+        declared: What the test says of itself; None for nothing.
+        losses: The loss by step of the run that is stored below a prefix; read only where digests differ.
     """
     if declared is False or own.resumed:
         return None

@@ -246,7 +246,11 @@ def nightly_parity(
     The bands come from the good runs themselves. A curve that is not whole is left to the other checks. Where too few
     good nights are left because their losses cannot be read, that is the reason given, and no run is apart.
 
-    `history` has the rows of its series, its confirming re-runs among them; `good` are as of `comparable_losses`.
+    Args:
+        store: Where the curves are.
+        own: Tonight's run.
+        history: Rows of its series; its confirming re-runs are among them.
+        good: As `comparable_losses` has them.
     """
     good = good[-MAX_CALIBRATION_RUNS:]
     curves = [_losses(store, row.prefix) for row in good]

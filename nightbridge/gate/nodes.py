@@ -133,8 +133,12 @@ def place_pairs(
 ) -> Placement:
     """Keep the first pair from the nodes that may be slow, and try those once it is clean.
 
-    `reruns` are wanted, and `most` are allowed at most; None for no such limit. `suspects` are suspect already; without
-    any, all nodes that tonight's run had are.
+    Args:
+        past: The nights before.
+        tonight: With the arms that it has.
+        reruns: Runs of the night that are wanted.
+        suspects: Nodes that are suspect already; without any, all that tonight's run had.
+        most: Runs of the night at most; None for no such limit.
     """
     own = node_names(tonight.own.nodes)
     others = {node for night in past for node in node_names(night.own.nodes)} - set(own)

@@ -209,7 +209,10 @@ def judged(trial: Trial, arms: Sequence[TrialArm], gate: GatePolicy) -> Trial:
 def goes_on(trial: Trial, gate: GatePolicy, most_pairs: int | None = None) -> bool:
     """Whether another pair is to be run.
 
-    The policy says how many pairs there are at least, and how many times as many at most, else `most_pairs`.
+    Args:
+        trial: With the runs so far.
+        gate: The test's policy: how many pairs there are at least, and how many times as many at most.
+        most_pairs: Pairs at most, in place of the policy's.
     """
     least = max(gate.pairs, 1)
     started = len(trial.arms) // 2

@@ -165,7 +165,10 @@ def compare_with(record: RunRecord, baseline: Sequence[HistoryRow]) -> Verdict:
 def verdict_for_error(spec: RunSpec, error: BaseException, series: str = "") -> Verdict:
     """The verdict on a run that died in a stage: nothing was measured, so the code was not tested.
 
-    `series` is the run's, where the caller knows it: the report then shows the test's history all the same.
+    Args:
+        spec: The run.
+        error: What it died of.
+        series: The run's series, where the caller knows it: the report then shows the test's history all the same.
     """
     invalid = isinstance(error, InvalidInput)
     return Verdict(

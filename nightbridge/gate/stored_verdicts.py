@@ -63,7 +63,13 @@ def judge(
 ) -> tuple[Verdict, Sequence[HistoryRow], Evidence]:
     """Judge a stored run by the nights before it: the verdict, and the history and the evidence that it rests on.
 
-    `canary_series` and `judged` are as of `gather_evidence`, `proof` as of `proof_needed`.
+    Args:
+        store: Where run, history and decisions are.
+        record: The run.
+        contract: What the site owes each test.
+        canary_series: Shared by the runs of a night; see `canary_rows`.
+        proof: The log-likelihood ratio that proves a regression; see `proof_needed`.
+        judged: See `gather_evidence`.
 
     Raises:
         InvalidInput: The test's golden file is missing or is none.
@@ -111,7 +117,12 @@ def find_suspects(
 
     What cannot be found out is a note: a lost mirror or a pruned run is no reason to lose the verdict.
 
-    `rows` are the history of its series, its own among them. What users have decided about is no suspect.
+    Args:
+        store: Where the runs are.
+        verdict: The verdict on the run.
+        rows: The history of its series, the run's own row among them.
+        commits_between: Lists commits from the mirror of a repository.
+        decisions: Users' decisions about the series: known changes are not suspects.
     """
     if verdict.status not in NEEDS_SUSPECTS:
         return None

@@ -166,8 +166,11 @@ def was_left(metric: Metric, level: NewLevel, nights: Sequence[NightRuns], value
 
     A new level takes some nights to be found, so that the repair may not be a change yet.
 
-    `level` is what all `values` together, one for each night, say to be the present one. `nights` are oldest first; one
-    that is not judged yet is no good one.
+    Args:
+        metric: The metric.
+        level: That all its values together say to be the present one.
+        nights: Oldest first; one that is not judged yet is no good one.
+        values: One for each night.
     """
     from nightbridge.history.noise import night_noise
 
@@ -203,7 +206,10 @@ def newest_facts(worse: Iterable[str], before: Sequence[HistoryRow]) -> set[str]
 def standing(verdict: Verdict, nights: Sequence[NightRuns], decisions: Sequence[Decision] = ()) -> Standing:
     """Whether it is new, worse, better or over, or stands.
 
-    `nights` are oldest first and judged, tonight itself last. What is bad beside an accepted level is new.
+    Args:
+        verdict: Tonight's.
+        nights: Oldest first and judged, tonight itself last.
+        decisions: Users': what is bad beside an accepted level is new.
     """
     before_tonight = (_same_run(night, nights[-1].own) for night in nights[:-1])
     judged = [row for row in before_tonight if row.verdict not in WITHOUT_RESULT]

@@ -416,7 +416,10 @@ def golden_levels(golden: GoldenValues, summary: Summary) -> dict[MetricName, fl
 def run_values(scalars: "pd.DataFrame | None", summary: Summary, golden: GoldenValues) -> GoldenValues:
     """What a run measured, in the golden file's own names.
 
-    The file's format says the names. The peak memory is the summary's where the scalars have none.
+    Args:
+        scalars: The run's scalars; None where it has none.
+        summary: Its peak memory is taken where the scalars have none.
+        golden: Its format says the names.
     """
     curves = _curves(scalars)
     if golden.format == "megatron-lm":

@@ -254,7 +254,10 @@ def key_of(row: HistoryRow, stamp: str) -> RowKey:
 def read_objects(store: ObjectStore, folder: str, groups: int | None = None) -> SeriesObjects:
     """Read what a series has, every row once.
 
-    `groups`: how many groups of its newest rows are wanted: years of others then stay undecoded. None for all.
+    Args:
+        store: The store.
+        folder: The series'.
+        groups: How many groups of its newest rows are wanted: years of others then stay undecoded. None for all.
 
     Raises:
         DamagedData: An object is no row and no generation.
@@ -312,7 +315,12 @@ def write_generation(
     A given row takes the place of what the series has of its run, unless that says the same or was written after `at`.
     Small objects that cannot be read go where the given rows have their run; the others stay, to be looked at.
 
-    `at` is when reading the runs began: what others have written since is newer.
+    Args:
+        store: Where to.
+        cluster: Name of the cluster.
+        series: The series.
+        rows: Its rows, as the runs themselves say.
+        at: When reading the runs began: what others have written since is newer.
     """
     folder = series_folder(cluster, series)
     given = {row.run_key: (key_of(row, new_stamp(at)), row.model_dump_json()) for row in rows}

@@ -260,9 +260,12 @@ def band_of(
 ) -> Band:
     """The band of a metric.
 
-    `good` are the values of the good nights, oldest first, and `singles` those of their first runs alone: what one run
-    is compared with must have the noise of one run. `before` are first runs of good nights before an accepted level,
-    whose noise it has as long as it is young.
+    Args:
+        metric: The metric.
+        gate: The test's policy.
+        good: The values of the good nights, oldest first.
+        singles: The same nights' first runs alone: what one run is compared with must have the noise of one run.
+        before: First runs of good nights before an accepted level, whose noise it has as long as it is young.
     """
     # numpy is imported with the first band from history: commands that compare nothing do not pay for it.
     from nightbridge.history.noise import noise_of, tail_of

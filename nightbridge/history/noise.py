@@ -141,7 +141,9 @@ def strays(values: Sequence[float | None], noise: float) -> list[float]:
     nights differ. So are the first nights of a new level, which are no noise: those may be near the week after them.
     The level changes where the weeks around a night are apart, and most of that lies between it and the night before.
 
-    `values` are one per night, oldest first. `noise` is by how much consecutive nights differ (`night_noise`).
+    Args:
+        values: One per night, oldest first.
+        noise: By how much consecutive nights differ, as `night_noise` has it.
     """
     known = _finite(values)
     weeks = row_medians(padded(known, WEEK)[_windows(known.size + WEEK + 1, WEEK)])
@@ -202,7 +204,8 @@ def steadiest(choices: Mapping[str, Sequence[float | None]]) -> str:
     A run whose steps are sometimes slow has a median that jumps between two levels while its fastest steps stay where
     they are; slower code moves both. On equal terms, the first one named is taken.
 
-    `choices` are several statistics of the same nights, such as median and 5th percentile of the step times.
+    Args:
+        choices: Several statistics of the same nights, such as median and 5th percentile of the step times.
     """
     noise = {name: night_noise(values[-STEADY_NIGHTS:]) for name, values in choices.items()}
     return min(noise, key=lambda name: math.inf if math.isnan(noise[name]) else noise[name])

@@ -192,7 +192,10 @@ def _pin_of(repository: PinnedRepository) -> Pin:
 def measured(metric: Metric, summary: Summary, field: str = "") -> float | None:
     """The value, where it is one: present, finite, and positive where nothing else makes sense.
 
-    `field` is another field of the summary that measures the same; empty for the metric's own.
+    Args:
+        metric: The metric.
+        summary: What the run measured.
+        field: Another field that measures the same; empty for the metric's own.
     """
     return measure_of(metric, field)(summary)
 
@@ -286,8 +289,10 @@ def _kinds(model: type[HistoryRow | Summary]) -> Iterator[tuple[str, type]]:
 def table_of(rows: Sequence[str], names: Sequence[str] | None = None) -> "pa.Table":
     """The table of rows.
 
-    Each row is JSON: what is none, and a value of another type than its column, is null. `names` are those of the
-    columns; all when left out, `TIME` first.
+    Args:
+        rows: Each as JSON. What is no JSON, and a value of another type than its column, is null.
+        names: The columns; all when left out, `TIME` first.
+
     """
     import pyarrow as pa
 

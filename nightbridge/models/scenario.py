@@ -239,7 +239,8 @@ class Violation(Model):
     def line(self, hint: str = "") -> str:
         """The violation as compilers write theirs, `FILE:LINE: HINT: MESSAGE [RULE]`, so that editors can jump to it.
 
-        `hint` is its severity, or the id of its test, where what surrounds the line does not tell it.
+        Args:
+            hint: Its severity, or the id of its test, where what surrounds the line does not tell it.
         """
         text = self.message if self.rule == READING_RULE else f"{self.message} [{self.rule}]"
         return ": ".join(filter(None, (", ".join(self.places), hint, text)))

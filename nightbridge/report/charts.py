@@ -179,7 +179,9 @@ def exchange_chart(
 def spread_chart(tonight: Sequence[float], baseline: Sequence[float]) -> str:
     """Draw how the step times of a run are distributed, and those of the run that it is compared with.
 
-    Both are of the steps that its statistics are made of, seconds. Nothing is drawn without any of tonight's.
+    Args:
+        tonight: Of the steps that its statistics are made of, seconds; nothing is drawn without any.
+        baseline: The same of the other run; may be empty.
     """
     shown = [[value for value in values if math.isfinite(value)] for values in (tonight, baseline)]
     if not shown[0]:
@@ -211,9 +213,13 @@ def steps_chart(
 ) -> str:
     """Draw a quantity of each step of one run; empty when the run has none.
 
-    `metrics` is its scalar table: columns tag, step, value and superseded; `baseline` that of another run, dashed,
-    below it. `cut` ends the axis where most values are, and marks the cut with arrows: the first steps take many times
-    as long.
+    Args:
+        metrics: The run's scalar table: columns tag, step, value and superseded.
+        baseline: That of another run; dashed, below the first one's.
+        tag: The quantity.
+        label: What it is called, with its unit.
+        cut: End the axis where most values are, and mark the cut with arrows: the first steps take many times as long
+            as the others.
     """
     steps, values = _curve(metrics, tag)
     finite = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
@@ -245,7 +251,10 @@ def has_gaps(metrics: "pd.DataFrame") -> bool:
 def differences_chart(steps: Sequence[int], differences: Sequence[float], limits: Sequence[float]) -> str:
     """Draw how far two curves are apart at each iteration; empty without any.
 
-    `differences` are relative and signed: 0.01 is 1 % above the reference; `limits` are for either side.
+    Args:
+        steps: The iterations, in order.
+        differences: Relative and signed: 0.01 is 1 % above the reference.
+        limits: How far they may be apart there, to either side.
     """
     if not steps:
         return ""
@@ -287,7 +296,11 @@ def _inner_range(values: Sequence[float]) -> tuple[float, float]:
 def choice_chart(points: Sequence[ChosenPoint], choices: Sequence[str], axis: str, label: str) -> str:
     """Draw a metric over the choices of one axis of a sweep: every point, and the best one with a shape of its own.
 
-    `points` are those that have a value, at least one; `choices` what the axis may be, in the order of the drawing.
+    Args:
+        points: The points that have a value, at least one.
+        choices: What the axis may be, in the order of the drawing.
+        axis: The axis' name.
+        label: What the values are, with their unit.
     """
     figure, axes = _new_figure()
     points = [point for point in points if _drawn(point.value) is not None]

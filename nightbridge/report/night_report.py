@@ -57,8 +57,15 @@ def night_report_html(
 
     What is damaged is named on the page of its test; the other tests are not held up by it.
 
-    `note` is about the night as a whole. `site_options` name the site behind the commands that the page proposes; empty
-    or with a leading space.
+    Args:
+        store: Where the runs are.
+        scenario: The scenario's name.
+        night: Night id.
+        verdicts: One per run.
+        cluster: Name of the cluster.
+        sweeps: The results of the night's swept tests.
+        note: A note about the night as a whole.
+        site_options: What names the site behind the commands that it proposes; empty or with a leading space.
 
     Raises:
         TransientError: The store did not answer.

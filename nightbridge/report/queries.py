@@ -89,7 +89,11 @@ def verify_stored(
 ) -> Verification:
     """Check every stored object of a run's last attempt against its manifest.
 
-    `check`: `verify_run` trusts stored checksums; `verify_content` reads every byte.
+    Args:
+        store: Where the run is.
+        run_key: The run.
+        check: `verify_run` trusts stored checksums; `verify_content` reads every byte.
+        on_progress: Called with how far it is.
 
     Raises:
         InvalidInput: The run is not in the store.
@@ -149,7 +153,11 @@ def compare_stored(
 ) -> Verdict:
     """Judge a stored run again: against the good runs before it, or against one other run.
 
-    `contract` is what the site owes each test; of no account against one other run, `baseline`.
+    Args:
+        store: Where both are.
+        run_key: The run.
+        baseline: The run key of the other one; None for the run's own history.
+        contract: What the site owes each test; of no account against one other run.
 
     Raises:
         InvalidInput: One of them is not in the store.
@@ -168,7 +176,11 @@ def compare_stored(
 def parity_stored(store: ObjectStore, run_a: str, run_b: str, policy: ReferencePolicy | None = None) -> "Parity":
     """Compare the curves of two stored runs: B against A, by the bands that the good nights before the later one keep.
 
-    `policy`: how far the losses may be apart at single iterations; the usual limits when None.
+    Args:
+        store: Where both are.
+        run_a: The reference's run key.
+        run_b: The other one's.
+        policy: How far the losses may be apart at single iterations; the usual limits when None.
 
     Raises:
         InvalidInput: One of them is not in the store.

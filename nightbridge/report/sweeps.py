@@ -68,8 +68,11 @@ def sweep_results(
 ) -> tuple[SweepResult, ...]:
     """What became of each swept test of a night.
 
-    `runs` are the night's own, confirming ones not among them; `limits` are the cluster's, as far as it had a part in
-    which points were run.
+    Args:
+        scenario: The scenario whose tests were run.
+        runs: The night's own runs, confirming ones not among them.
+        verdicts: Their verdicts, and others.
+        limits: The cluster, as far as it had a part in which points were run.
     """
     by_key = {verdict.run_key: verdict for verdict in verdicts}
     by_test: dict[str, list[tuple[RunSpec, Verdict]]] = {}

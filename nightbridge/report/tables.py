@@ -318,8 +318,12 @@ def junit_xml(
     One `testsuite` per night, one `testcase` per verdict. What CI systems agree on is used and nothing more: the counts
     of a suite, and in a case what `junit_kind` says.
 
-    Points of a sweep have one test id, so that cases are distinguished by their run keys. `report` says where the
-    night's report is, `written_at` the time of the suite; left out when None.
+    Args:
+        scenario: The scenario's name; the suite is called so.
+        night: Night id.
+        verdicts: One per run. Points of a sweep have one test id, so cases are distinguished by their run keys.
+        report: Where the night's report is.
+        written_at: Time of the suite; left out when None.
     """
     from xml.etree import ElementTree
 
