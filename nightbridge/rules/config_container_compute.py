@@ -20,7 +20,7 @@ _GRAPHS = "Megatron-Bridge: utils/cuda_graph.py, from 51885cf1 (v0.6.0) to 067f9
 _CORE_GRAPHS = (
     "Megatron-Core: transformer/transformer_config.py and Megatron-LM: training/models/gpt.py at 2a75ac12 (main)"
 )
-_SCHEDULER = "Megatron-Core: optimizer_param_scheduler.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
+_OVERLAP = "Megatron-Bridge: CommOverlapConfig in training/comm_overlap.py, from 21b02e0c (v0.3.0) to 067f987d (main)"
 _SWITCHES = (
     "Megatron-Core: transformer/transformer_config.py at 2a75ac12 (main), found by turning each switch of a dump over"
 )
@@ -43,21 +43,35 @@ def _world_divides(c: ConfigContainer) -> Iterator[str]:
         yield f"{c.world_size} GPUs are not a multiple of TP * PP * eval_context_parallel_size = {size}; change one"
 
 
-@rule("container-layers", UNCHECKED, ("model.num_layers", "model.pipeline_model_parallel_size"))
+_COUNTED = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+_ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
+
+
+@rule(
+    "container-layers",
+    UNCHECKED,
+    (*(f"model.{name}" for name in ("num_layers", *_COUNTED, *_ENDS)), "model.pipeline_model_parallel_size"),
+)
 def _layers(c: ConfigContainer) -> Iterator[str]:
     """Megatron-Core fails on it, when the model is built."""
     layers, stages = c.integer("model.num_layers"), c.size("pipeline_model_parallel_size")
     virtual = c.size("virtual_pipeline_model_parallel_size")
-    uneven = (
-        "pipeline_model_parallel_layout",
-        "num_layers_in_first_pipeline_stage",
-        "num_layers_in_last_pipeline_stage",
-    )
-    counted = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-    if layers is None or any(c.is_on(f"model.{name}") for name in (*uneven, *counted)):
+    ends = {f"model.{name}": count for name in _ENDS if (count := c.integer(f"model.{name}"))}
+    counted = [f"model.{name}" for name in _COUNTED if c.is_on(f"model.{name}")]
+    if not layers or c.is_on("model.pipeline_model_parallel_layout"):
         return
-    if layers % (stages * virtual):
-        yield f"model.num_layers {layers} is not a multiple of the pipeline's {stages * virtual} stages; write a layout"
+    if ends and counted:
+        yield f"{' and '.join((*ends, *counted))} exclude each other; keep one kind"
+        return
+    for name, count in ends.items():
+        if count % virtual:
+            yield f"{name} {count} is not a multiple of virtual_pipeline_model_parallel_size {virtual}; change one"
+    spread, parts = layers - sum(ends.values()) + len(counted), (stages - len(ends)) * virtual
+    if parts >= 0 and (spread % parts or spread < 1 if parts else spread):
+        less = "".join(f" - {name} {count}" for name, count in ends.items())
+        more = "".join(f" + 1 for {name}" for name in counted)
+        where = f"{parts} stages between" if ends else f"{parts} stages"
+        yield f"model.num_layers {layers}{less}{more} is not a multiple of the pipeline's {where}; write a layout"
 
 
 @rule("container-heads", UNCHECKED, ("model.num_attention_heads", "model.tensor_model_parallel_size"))
@@ -106,53 +120,20 @@ _COUNTS = (
     *(*SIZES, "model.expert_model_parallel_size", "model.expert_tensor_parallel_size"),
     *("model.virtual_pipeline_model_parallel_size", "train.micro_batch_size", "train.global_batch_size"),
 )
-_RATES = ("optimizer.lr", "optimizer.min_lr")
+RATES = ("optimizer.lr", "optimizer.min_lr")
 
 
-@rule("container-positive", UNCHECKED, (*_COUNTS, *_RATES))
+@rule("container-positive", UNCHECKED, (*_COUNTS, *RATES))
 def _positive(c: ConfigContainer) -> Iterator[str]:
     """The job divides by zero as it starts, or trains to losses that are no numbers."""
     for path in _COUNTS:
         count = c.integer(path)
         if count is not None and count < 1:
             yield f"{path} {count} must be at least 1; write one, or null where there is none"
-    for path in _RATES:
+    for path in RATES:
         rate = c.number(path)
         if rate is not None and not math.isfinite(rate):
             yield f"{path} {rate} must be a finite number; write one"
-
-
-@rule("container-learning-rate", _SCHEDULER, _RATES)
-def _learning_rate(c: ConfigContainer) -> Iterator[str]:
-    """The learning rate falls from one to the other, and the scheduler asserts both as the job starts."""
-    highest, lowest = c.number("optimizer.lr"), c.number("optimizer.min_lr")
-    for path, rate in zip(_RATES, (highest, lowest), strict=True):
-        if rate is not None and rate < 0:
-            yield f"{path} {rate} must not be negative"
-    if highest is not None and lowest is not None and 0 <= highest < lowest:
-        yield f"optimizer.min_lr {lowest} is more than optimizer.lr {highest}; change one"
-
-
-@rule("container-context-communication", VALIDATE, ("model.cp_comm_type", "model.context_parallel_size"))
-def _context_communication(c: ConfigContainer) -> Iterator[str]:
-    """Communication is chosen for each layer, and a hierarchy must cover the ranks exactly."""
-    kinds, sizes = c.value("model.cp_comm_type"), c.value("model.hierarchical_context_parallel_sizes")
-    context, layers = c.size("context_parallel_size"), c.integer("model.num_layers")
-    if context > 1 and isinstance(kinds, list) and len(kinds) != layers:
-        yield f"model.cp_comm_type has {len(kinds)} entries for {layers} layers; write one for each, or one text"
-    if context > 1 and kinds is not None and not isinstance(kinds, list | str):
-        yield f"model.cp_comm_type {kinds!r} must be a text, or a list of one for each layer"
-    named = kinds if isinstance(kinds, list) else [kinds or "p2p"]
-    if any("a2a+p2p" in str(kind) for kind in named) and sizes is None:
-        yield (
-            "model.cp_comm_type a2a+p2p without hierarchical_context_parallel_sizes turns context parallelism off: "
-            "fast, and trains something else; write the sizes"
-        )
-    numbers = isinstance(sizes, list) and all(isinstance(size, int) for size in sizes)
-    if sizes is not None and not numbers:
-        yield f"hierarchical_context_parallel_sizes {sizes} must be a list of whole numbers"
-    elif sizes is not None and math.prod(sizes) != context:
-        yield f"hierarchical_context_parallel_sizes {sizes} multiply to {math.prod(sizes)}, not to {context}; fix them"
 
 
 @rule("container-process-groups", VALIDATE, ("dist",))
@@ -333,7 +314,18 @@ def _graph_recompute(c: ConfigContainer) -> Iterator[str]:
         )
 
 
-@rule("container-recompute", UNCHECKED, ("model.recompute_granularity", "model.recompute_method"))
+_RECOMPUTED_WITH: Mapping[str, tuple[str, bool]] = {
+    "mla_up_proj": ("model.multi_latent_attention", True),
+    "moe_act": ("model.moe_grouped_gemm", True),
+    "shared_experts": ("model.moe_shared_expert_overlap", False),
+}
+
+
+@rule(
+    "container-recompute",
+    UNCHECKED,
+    ("model.recompute_granularity", "model.recompute_method", "model.recompute_modules"),
+)
 def _recompute(c: ConfigContainer) -> Iterator[str]:
     """Megatron-Core fails on it, when the model is built."""
     granularity, method = c.value("model.recompute_granularity"), c.value("model.recompute_method")
@@ -350,6 +342,10 @@ def _recompute(c: ConfigContainer) -> Iterator[str]:
         yield "model.recompute_granularity full needs model.recompute_num_layers; write how many"
     if granularity == "selective" and layers is not None:
         yield "model.recompute_num_layers goes with recompute_granularity full only; remove it"
+    modules = c.names("model.recompute_modules") if granularity == "selective" else ()
+    for module, (needed, value) in _RECOMPUTED_WITH.items():
+        if module in modules and c.value(needed) is not None and c.is_on(needed) is not value:
+            yield f"model.recompute_modules {module} needs {needed} = {json.dumps(value)}"
 
 
 @rule("container-offload", VALIDATE, ("model.cpu_offloading", "model.recompute_granularity"))
@@ -361,6 +357,9 @@ def _offload(c: ConfigContainer) -> Iterator[str]:
         yield "model.cpu_offloading excludes model.recompute_granularity; remove one of them"
     if (c.number("model.pipeline_model_parallel_size") or 1) > 1:
         yield "model.cpu_offloading needs model.pipeline_model_parallel_size = 1"
+    offloaded, layers = c.integer("model.cpu_offloading_num_layers"), c.integer("model.num_layers")
+    if offloaded is not None and layers and not 0 <= offloaded < layers:
+        yield f"model.cpu_offloading_num_layers {offloaded} must be less than model.num_layers {layers}"
 
 
 @rule("container-graph-offload", VALIDATE, ("model.cpu_offloading", "model.cuda_graph_impl"))
@@ -426,6 +425,27 @@ def _captured(c: ConfigContainer) -> Iterator[str]:
         yield "a CUDA graph of moe_preprocess needs moe_router beside it"
     if (found := sorted({"moe", "moe_router"} & modules)) and (c.integer("model.num_moe_experts") or 1) <= 1:
         yield f"a CUDA graph of {' and '.join(found)} needs a model with experts; remove it"
+
+
+@rule("container-overlap", _OVERLAP, ("comm_overlap", "model"))
+def _overlap(c: ConfigContainer) -> Iterator[str]:
+    """The overlap hides the all-to-all of one micro batch behind the compute of another one."""
+    if not c.is_on("comm_overlap.overlap_moe_expert_parallel_comm"):
+        return
+    staged = c.size("pipeline_model_parallel_size") > 1
+    broken = {
+        "model.expert_model_parallel_size > 1": c.size("expert_model_parallel_size") == 1,
+        "a virtual pipeline": staged and c.value("model.virtual_pipeline_model_parallel_size") is None,
+        "no recomputed layers": any(c.is_on(f"model.recompute_{name}") for name in ("method", "num_layers")),
+        "no moe in model.recompute_modules": "moe" in c.names("model.recompute_modules"),
+        "model.moe_shared_expert_overlap = false": c.is_on("model.moe_shared_expert_overlap"),
+        "at most one layer of multi-token prediction": (c.integer("model.mtp_num_layers") or 0) > 1,
+        'model.moe_token_dispatcher_type "alltoall" or "flex"': c.value("model.moe_token_dispatcher_type")
+        not in ("alltoall", "flex", None),
+    }
+    for need, is_broken in broken.items():
+        if is_broken:
+            yield f"comm_overlap.overlap_moe_expert_parallel_comm needs {need}"
 
 
 # --- switches that need others ----------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ import math
 from collections.abc import Iterator, Mapping
 
 from nightbridge.launch.config_container import SIZES, ConfigContainer
-from nightbridge.rules.config_container_compute import UNCHECKED, VALIDATE, uses_fsdp
+from nightbridge.rules.config_container_compute import RATES, UNCHECKED, VALIDATE, uses_fsdp
 from nightbridge.rules.rule import rule
 
 _TYPES = "Megatron-Bridge: ConfigContainer of training/config.py, and what it leads to, at 067f987d (main)"
+_SCHEDULER = "Megatron-Core: optimizer_param_scheduler.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 SCHEDULE = ("train.train_iters", "train.train_samples", "scheduler")
 
 
@@ -211,6 +212,28 @@ def _context_length(c: ConfigContainer) -> Iterator[str]:
         yield f"model.seq_length {length} is not a multiple of 2 * context_parallel_size = {2 * context}; change one"
 
 
+@rule("container-context-communication", VALIDATE, ("model.cp_comm_type", "model.context_parallel_size"))
+def _context_communication(c: ConfigContainer) -> Iterator[str]:
+    """Communication is chosen for each layer, and a hierarchy must cover the ranks exactly."""
+    kinds, sizes = c.value("model.cp_comm_type"), c.value("model.hierarchical_context_parallel_sizes")
+    context, layers = c.size("context_parallel_size"), c.integer("model.num_layers")
+    if context > 1 and isinstance(kinds, list) and len(kinds) != layers:
+        yield f"model.cp_comm_type has {len(kinds)} entries for {layers} layers; write one for each, or one text"
+    if context > 1 and kinds is not None and not isinstance(kinds, list | str):
+        yield f"model.cp_comm_type {kinds!r} must be a text, or a list of one for each layer"
+    named = kinds if isinstance(kinds, list) else [kinds or "p2p"]
+    if any("a2a+p2p" in str(kind) for kind in named) and sizes is None:
+        yield (
+            "model.cp_comm_type a2a+p2p without hierarchical_context_parallel_sizes turns context parallelism off: "
+            "fast, and trains something else; write the sizes"
+        )
+    numbers = isinstance(sizes, list) and all(isinstance(size, int) for size in sizes)
+    if sizes is not None and not numbers:
+        yield f"hierarchical_context_parallel_sizes {sizes} must be a list of whole numbers"
+    elif sizes is not None and math.prod(sizes) != context:
+        yield f"hierarchical_context_parallel_sizes {sizes} multiply to {math.prod(sizes)}, not to {context}; fix them"
+
+
 @rule("container-context-loss", VALIDATE, ("model.calculate_per_token_loss", "ddp"))
 def _context_loss(c: ConfigContainer) -> Iterator[str]:
     """Ranks see different numbers of tokens, and an average of averages weighs them wrongly."""
@@ -229,6 +252,17 @@ def _written(c: ConfigContainer, *names: str) -> list[str]:
     """Those of the scheduler's fields that are written; a warm-up of none is not."""
     values = {name: c.value(f"scheduler.{name}") for name in names}
     return [name for name, value in values.items() if (value if "warmup" in name else value is not None)]
+
+
+@rule("container-learning-rate", _SCHEDULER, RATES)
+def _learning_rate(c: ConfigContainer) -> Iterator[str]:
+    """The learning rate falls from one to the other, and the scheduler asserts both as the job starts."""
+    highest, lowest = c.number("optimizer.lr"), c.number("optimizer.min_lr")
+    for path, rate in zip(RATES, (highest, lowest), strict=True):
+        if rate is not None and rate < 0:
+            yield f"{path} {rate} must not be negative"
+    if highest is not None and lowest is not None and 0 <= highest < lowest:
+        yield f"optimizer.min_lr {lowest} is more than optimizer.lr {highest}; change one"
 
 
 @rule("container-schedule-mode", VALIDATE, SCHEDULE)

@@ -78,6 +78,10 @@ FSDP = {"ddp.use_megatron_fsdp": True}
 PACKED = {"dataset.enable_offline_packing": True, "dataset.offline_packing_specs": {"packed_sequence_size": 4096}}
 AWARE = {"optimizer.use_precision_aware_optimizer": True}
 STRAGGLERS = {"nvrx_straggler.enabled": True, "nvrx_straggler.calc_relative_gpu_perf": True}
+STAGES = {"model.transformer.pipeline_model_parallel_size": 4}
+COUNTED, FIRST = "model.account_for_loss_in_pipeline_split", "model.num_layers_in_first_pipeline_stage"
+SELECTIVE = {"model.recompute_granularity": "selective"}
+OVERLAP = {"comm_overlap.overlap_moe_expert_parallel_comm": True}
 CONTEXT = {"model.transformer.context_parallel_size": 2}
 
 BREAKS: list[tuple[str, dict[str, Any], str]] = [
@@ -103,6 +107,38 @@ BREAKS: list[tuple[str, dict[str, Any], str]] = [
         "layer needs cuda_graph_impl local, not transformer_engine",
     ),
     ("container-graph-rng", {**TE, "model.use_te_rng_tracker": False}, "needs model.use_te_rng_tracker = true"),
+    ("container-layers", {**STAGES, COUNTED: True}, "32 + 1 for model.account_for_loss_in_pipeline_split is not a"),
+    ("container-layers", {**STAGES, FIRST: 6}, "num_layers 32 - model.num_layers_in_first_pipeline_stage 6 is not a"),
+    ("container-layers", {**STAGES, FIRST: 6}, "the pipeline's 3 stages between; write a layout"),
+    ("container-layers", {**STAGES, FIRST: 32}, "32 - model.num_layers_in_first_pipeline_stage 32 is not"),
+    ("container-layers", {**STAGES, FIRST: 8, COUNTED: True}, "exclude each other; keep one kind"),
+    (
+        "container-layers",
+        {**STAGES, FIRST: 5, "model.virtual_pipeline_model_parallel_size": 3},
+        f"{FIRST} 5 is not a multiple of virtual_pipeline_model_parallel_size 3",
+    ),
+    (
+        "container-recompute",
+        {**SELECTIVE, "model.recompute_modules": ["mla_up_proj"], "model.multi_latent_attention": False},
+        "mla_up_proj needs model.multi_latent_attention = true",
+    ),
+    (
+        "container-recompute",
+        {**SELECTIVE, "model.recompute_modules": ["shared_experts"], "model.moe_shared_expert_overlap": True},
+        "shared_experts needs model.moe_shared_expert_overlap = false",
+    ),
+    (
+        "container-offload",
+        {"model.cpu_offloading": True, "model.cpu_offloading_num_layers": 32},
+        "cpu_offloading_num_layers 32 must be less than model.num_layers 32",
+    ),
+    ("container-overlap", OVERLAP, "needs model.expert_model_parallel_size > 1"),
+    ("container-overlap", {**OVERLAP, **STAGES}, "needs a virtual pipeline"),
+    ("container-overlap", {**OVERLAP, "model.recompute_num_layers": 1}, "needs no recomputed layers"),
+    ("container-overlap", {**OVERLAP, "model.recompute_modules": ["moe"]}, "needs no moe in model.recompute_modules"),
+    ("container-overlap", {**OVERLAP, "model.moe_shared_expert_overlap": True}, "moe_shared_expert_overlap = false"),
+    ("container-overlap", {**OVERLAP, "model.mtp_num_layers": 2}, "at most one layer of multi-token prediction"),
+    ("container-overlap", {**OVERLAP, "model.moe_token_dispatcher_type": "allgather"}, '"alltoall" or "flex"'),
     ("container-captured", {**TE, "model.cuda_graph_modules": ["moe_router"]}, "moe_router needs a model with experts"),
     (
         "container-switch-needs",
@@ -392,6 +428,10 @@ def test_every_rule_is_broken_by_some_configuration_here() -> None:
         ("container-schedule-length", {"scheduler.max_steps": 100}),
         ("container-fsdp", {**FSDP, "checkpoint.save": "/c", "checkpoint.ckpt_format": "fsdp_dtensor"}),
         ("container-layers", {"model.transformer.pipeline_model_parallel_size": 3, "model.pipeline_model_parallel_layout": "Et|tL"}),
+        ("container-layers", {**STAGES, "model.transformer.num_layers": 31, COUNTED: True}),
+        ("container-layers", {**STAGES, FIRST: 5, "model.num_layers_in_last_pipeline_stage": 7}),
+        ("container-overlap", {**OVERLAP, **STAGES, "model.expert_model_parallel_size": 2, "model.virtual_pipeline_model_parallel_size": 2}),
+        ("container-recompute", {**SELECTIVE, "model.recompute_modules": ["mla_up_proj"], "model.multi_latent_attention": True}),
         ("container-heads", {"model.transformer.tensor_model_parallel_size": 16}),
         ("container-schedule-mixed", {"scheduler.lr_decay_samples": None}),
         ("container-weight-decay", {"scheduler.start_weight_decay": 0.1, "scheduler.end_weight_decay": 0.1}),
