@@ -109,6 +109,11 @@ def _offloaded(args: Mapping[str, Any]) -> int:
 # --- the constraints -------------------------------------------------------------------------------------------------
 
 
+def _unchecked(args: Mapping[str, Any]) -> Iterator[str]:
+    """CloudAI has a number for it and checks nothing."""
+    return iter(())
+
+
 @_constraint(1, "gpus-divide", _SIZES, "gpus-divide")
 def _gpus_divide(args: Mapping[str, Any]) -> Iterator[str]:
     size = _model_parallel(args)
@@ -116,10 +121,7 @@ def _gpus_divide(args: Mapping[str, Any]) -> Iterator[str]:
         yield f"num_gpus {_gpus(args)} is not a multiple of tp * pp * cp = {size}; change one of them"
 
 
-@_constraint(2, "layers", "vp num_layers", "layers-divide")
-def _layers(args: Mapping[str, Any]) -> Iterator[str]:
-    """CloudAI has a number for it and checks nothing."""
-    return iter(())
+_layers = _constraint(2, "layers", "vp num_layers", "layers-divide")(_unchecked)
 
 
 @_constraint(3, "data-parallel", _SIZES, "gpus-divide", "sizes-positive")
@@ -166,10 +168,7 @@ def _experts_divide(args: Mapping[str, Any]) -> Iterator[str]:
         yield f"num_gpus {_gpus(args)} is not a multiple of et * ep * pp = {size}; change one of them"
 
 
-@_constraint(8, "virtual-pipeline", "vp", "virtual-pipeline")
-def _virtual_pipeline(args: Mapping[str, Any]) -> Iterator[str]:
-    """CloudAI has a number for it and checks nothing."""
-    return iter(())
+_virtual_pipeline = _constraint(8, "virtual-pipeline", "vp", "virtual-pipeline")(_unchecked)
 
 
 @_constraint(9, "optimizer-instances", "num_distributed_optimizer_instances use_megatron_fsdp", "optimizer-instances")

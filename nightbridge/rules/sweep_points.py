@@ -90,17 +90,8 @@ class Expansion:
         return f"the {self.walked} points checked (there are {self.points})"
 
 
-@dataclass(frozen=True, slots=True)
-class _RuleOverAxes:
-    """One rule over the axes that it depends on: which values it takes on the last of them, given those before it."""
-
-    rule: Rule[RuleContext]
-    before: Sequence[int]
-    answer: Callable[[tuple[int, ...]], int]
-
-    def taken(self, chosen: Sequence[int]) -> int:
-        """The values of the last axis that the rule takes, as bits."""
-        return self.answer(tuple([chosen[axis] for axis in self.before]))
+_Check = tuple[Rule[RuleContext], Callable[[Sequence[int]], int]]
+"""A rule, and which values it takes on the last axis that it depends on, as bits, given those chosen before it."""
 
 
 class Grid:
@@ -125,7 +116,7 @@ class Grid:
         self._below = [
             math.prod(len(axis.values) for axis in self._axes[depth + 1 :]) for depth in range(len(test.axes))
         ]
-        self._checks: list[list[_RuleOverAxes]] = [[] for _ in self._axes]
+        self._checks: list[list[_Check]] = [[] for _ in self._axes]
         self._refused_at_once: list[Rule[RuleContext]] = []
         self.rules = [
             rule for rule in rules if rule.severity == "error" and rule.holds(self._base.version, self._base.available)
@@ -168,9 +159,9 @@ class Grid:
                     index // below % len(axis.values) for below, axis in zip(self._below, self._axes, strict=True)
                 ]
                 if all(
-                    check.taken(chosen) >> value & 1
+                    taken(chosen) >> value & 1
                     for value, checks in zip(chosen, self._checks, strict=True)
-                    for check in checks
+                    for _, taken in checks
                 ):
                     found[index] = self._point(dict(enumerate(chosen)))
         return tuple(found[index] for index in sorted(found))
@@ -218,7 +209,7 @@ class Grid:
             points = (self._point({**chosen, last: value}) for value in range(width))
             return sum(1 << i for i, each in enumerate(points) if not any(rule.check(self._context(each, test))))
 
-        self._checks[last].append(_RuleOverAxes(rule, before, answer))
+        self._checks[last].append((rule, lambda chosen: answer(tuple([chosen[axis] for axis in before]))))
 
     def _point(self, chosen: Mapping[int, int]) -> dict[str, Any]:
         return {self._axes[axis].name: self._axes[axis].values[value] for axis, value in chosen.items()}
@@ -227,12 +218,11 @@ class Grid:
         axis = self._axes[depth]
         name, values = axis.name, axis.values
         left = (1 << len(values)) - 1
-        for check in self._checks[depth]:
-            taken = check.taken(chosen)
-            if refused := left & ~taken:
-                left &= taken
+        for rule, taken in self._checks[depth]:
+            if refused := left & ~taken(chosen):
+                left &= ~refused
                 cut = tuple(value for index, value in enumerate(values) if refused >> index & 1)
-                yield Cut(check.rule, fixed, name, cut, len(cut) * self._below[depth])
+                yield Cut(rule, fixed, name, cut, len(cut) * self._below[depth])
                 if not left:
                     return
         is_last = depth + 1 == len(self._axes)
