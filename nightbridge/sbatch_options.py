@@ -4,6 +4,7 @@ The sbatch shim, pyslurm and the embedded cluster parse with these tables. Stand
 cluster's srun starts many times a night and must start fast.
 """
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -166,14 +167,9 @@ def script_options(script: str) -> list[str]:
         if line.strip() and not line.lstrip().startswith("#"):
             break
         if line.startswith("#SBATCH"):
-            words += _words_before_comment(line.removeprefix("#SBATCH"))
+            in_line = shlex.split(line.removeprefix("#SBATCH"))
+            words += itertools.takewhile(lambda word: not word.startswith("#"), in_line)  # a comment may follow
     return words
-
-
-def _words_before_comment(text: str) -> list[str]:
-    words = shlex.split(text)
-    comment = next((index for index, word in enumerate(words) if word.startswith("#")), len(words))
-    return words[:comment]
 
 
 _TIME_LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")

@@ -188,9 +188,8 @@ class Spending:
 
 def spent_beside(night: str, site: Site) -> float:
     """GPU-hours that a night's month has spent on confirmation and on the search for causes."""
-    from nightbridge.attribution.attribution_result import (
-        attribution_cost,  # and numpy with it, which few nights need so early
-    )
+    # Here, for numpy comes with it, which few nights need so early.
+    from nightbridge.attribution.attribution_result import attribution_cost
 
     store, month = store_of(site), night_order(night, utc_now())[: len("2026-11")]
     return confirmation_cost(store, month) + attribution_cost(store, month)

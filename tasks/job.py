@@ -5,14 +5,14 @@ Dependencies: a run whose job waits for another one's needs that job's id first.
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from prefect.logging import get_run_logger
 
 from nightbridge.errors import LaunchRefused, StatusUnknown, TransientError
 from nightbridge.masking import mask_text
-from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, RunSpec, SecretRef, Site
+from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, RunSpec, Site
 from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
 from nightbridge.outputs.run_evidence import RunToRead, evidence_of
 from nightbridge.slurm.attempt_files import (
@@ -120,9 +120,9 @@ class _JobDisplay:
     def __init__(self, job: Job, plan: LaunchPlan, site: Site) -> None:
         self._log = get_run_logger()
         self._job = job
-        self._troubles: set[str] = set()
+        self._troubles: set[type] = set()
         self._values: list[str] | None = None
-        self._safely(lambda: self._look_up(plan.secret_environment, site))
+        self._safely(lambda: self._look_up(plan, site))
         self._follower = RunFollower(job, self._values or (), output_dir=plan.output_dir, total=plan.max_steps)
         self._status: JobStatus | None = None
         self._artifact = ProgressArtifact("the job's progress")
@@ -158,8 +158,8 @@ class _JobDisplay:
         """A text of the run's, as it may be kept and shown."""
         return mask_text(text, self._values or ())
 
-    def _look_up(self, secrets: Mapping[str, SecretRef], site: Site) -> None:
-        self._values = [*resolve_all(secrets).values(), *site_secrets(site).values()]
+    def _look_up(self, plan: LaunchPlan, site: Site) -> None:
+        self._values = [*resolve_all(plan.secret_environment).values(), *site_secrets(site).values()]
 
     def _show(self, news: LogNews) -> None:
         # What could not be masked is not shown.
@@ -176,12 +176,9 @@ class _JobDisplay:
         try:
             show()
         except Exception as error:
-            self._warn_once(type(error).__name__, "the job's log or progress cannot be shown: %s", error)
-
-    def _warn_once(self, key: str, message: str, detail: object) -> None:
-        if key not in self._troubles:
-            self._troubles.add(key)
-            self._log.warning(message, detail)
+            if type(error) not in self._troubles:
+                self._troubles.add(type(error))
+                self._log.warning("the job's log or progress cannot be shown: %s", error)
 
 
 def state_of(status: JobStatus) -> str:

@@ -11,11 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterDeploymentId,
-    FlowRunFilterExpectedStartTime,
-)
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import TERMINAL_STATES, DeploymentSchedule, FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.logging import get_run_logger
@@ -78,12 +74,8 @@ def choose_night(night: str | None, flow_run: FlowRun | None) -> ChosenNight:
     read = on_server(lambda client: client.read_deployment(deployment_id).schedules)
     slot = expected.astimezone(zone_of(flow_run, insist("the schedules of the deployment", read)))
     now = utc_now()
-    since = FlowRunFilter(
-        deployment_id=FlowRunFilterDeploymentId(any_=[deployment_id]),
-        expected_start_time=FlowRunFilterExpectedStartTime(
-            after_=datetime.combine(slot.date(), time(), slot.tzinfo), before_=now
-        ),
-    )
+    today = {"after_": datetime.combine(slot.date(), time(), slot.tzinfo), "before_": now}
+    since = FlowRunFilter.model_validate({"deployment_id": {"any_": [deployment_id]}, "expected_start_time": today})
     newest = FlowRunSort.EXPECTED_START_TIME_DESC
     find = on_server(lambda client: client.read_flow_runs(flow_run_filter=since, sort=newest))
     due = insist("the nights that are due", find)

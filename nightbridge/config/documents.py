@@ -267,15 +267,12 @@ class Findings:
 
     def __init__(self, source: Layered) -> None:
         self.source = source
-        self.problems: list[Violation] = []
-        self._known: set[Violation] = set()
+        self.problems: dict[Violation, None] = {}  # in their order, and each once
         self.warnings: list[Violation] = []
 
     def problem(self, path: KeyPath, message: str) -> None:
         """Add something that keeps the test from running; the same finding is added once."""
-        if (found := finding(self.source.where(path), path, message)) not in self._known:
-            self._known.add(found)
-            self.problems.append(found)
+        self.problems[finding(self.source.where(path), path, message)] = None
 
     def warn(self, path: KeyPath, message: str) -> None:
         """Add a warning; the test runs."""

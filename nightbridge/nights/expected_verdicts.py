@@ -152,7 +152,9 @@ def _due_of(
     Nights by hand stand in for what is missing of a slot that they began after, each for its own tests. With no slot at
     all to go by, as where something else than Prefect starts the nights, those of the day are due.
     """
-    begun = sorted((night for night in nights if _is_scheduled_for(night, morning)), key=_moment)
+    begun = sorted(
+        (night for night in nights if night.start.slot and _is_of_day(morning, 0, night.start.slot)), key=_moment
+    )
     by_hand = [night for night in nights if not night.start.slot and morning.days_before(1) < night.start.begun_at]
     slots = _expected_slots(nights, morning, days)
     of_file = named.tests if named else ()
@@ -240,10 +242,6 @@ def _without_night(expected: Sequence[datetime], begun: Sequence[datetime]) -> l
 
 def _moment(night: Night) -> datetime:
     return night.start.slot or night.start.begun_at
-
-
-def _is_scheduled_for(night: Night, morning: Morning) -> bool:
-    return night.start.slot is not None and _is_of_day(morning, 0, night.start.slot)
 
 
 def _is_of_day(morning: Morning, number: int, moment: datetime) -> bool:

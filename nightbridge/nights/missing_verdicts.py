@@ -7,6 +7,7 @@ not begun. A bad verdict raises no alert here: the night itself reports it. A ve
 import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, time
 from functools import partial
 from pathlib import Path
@@ -224,22 +225,18 @@ _WORDS: Mapping[tuple[RunPhase, bool], tuple[MissingCause, str]] = {
 """Cause and words, by how far the run is and whether the night's process is known to live."""
 
 
+@dataclass
 class _Inspector:
     """Inspects one night after the other; `troubles` is what it could not read.
 
-    Args:
-        site: Where the nights are.
-        store: Its store.
-        server: Prefect's server, queried for why a night has not begun; None for not at all.
-        morning: Until when verdicts should be there.
+    `server` is queried for why a night has not begun, and `morning` is until when verdicts should be there.
     """
 
-    def __init__(self, site: Site, store: ObjectStore, server: PrefectServer | None, morning: Morning) -> None:
-        self._site = site
-        self._store = store
-        self._server = server
-        self._morning = morning
-        self.troubles: list[str] = []
+    site: Site
+    store: ObjectStore
+    server: PrefectServer | None
+    morning: Morning
+    troubles: list[str] = field(default_factory=list)
 
     def inspect(self, due: DueNight) -> WatchedNight:
         """What is there of a night, and what is missing."""
@@ -260,15 +257,15 @@ class _Inspector:
     # --- a night that has left nothing
 
     def _not_begun(self, due: DueNight) -> WatchedNight:
-        moment = due.slot or self._morning.deadline
+        moment = due.slot or self.morning.deadline
         title = (
             f"{due.scenario}, the night {'of' if due.slot else 'before'} "
-            f"{moment.astimezone(self._morning.zone):%Y-%m-%d %H:%M}"
+            f"{moment.astimezone(self.morning.zone):%Y-%m-%d %H:%M}"
         )
         cause, why = MissingCause.NOT_STARTED, "not started"
-        if self._server is not None and (due.deployment or due.file):
-            between = (due.slot or self._morning.days_before(1), self._morning.deadline)
-            found = why_not_begun(self._server, due.deployment, due.file, between, self._morning.clock)
+        if self.server is not None and (due.deployment or due.file):
+            between = (due.slot or self.morning.days_before(1), self.morning.deadline)
+            found = why_not_begun(self.server, due.deployment, due.file, between, self.morning.clock)
             cause, why = found.cause, f"not started: {found.words}"
         missing = tuple(
             MissingVerdict(scenario=due.scenario, night="", test_id=test, cause=cause, why=why, since=due.slot)
@@ -311,7 +308,7 @@ class _Inspector:
     def _runs(self, start: NightStart) -> Sequence[RunStatus]:
         """Where each run is; a run that cannot be read is unknown, with the reason."""
         try:
-            return run_statuses(start, self._store, partial(self._cluster_of, start))
+            return run_statuses(start, self.store, partial(self._cluster_of, start))
         except (NightbridgeError, ValueError) as error:
             self.troubles.append(f"{_title(start)}: {error}")
             return [
@@ -321,7 +318,7 @@ class _Inspector:
 
     def _cluster_of(self, start: NightStart) -> Cluster:
         """The cluster that the night's jobs are on: the site's, else the one that the night was planned for."""
-        settings = self._site.cluster
+        settings = self.site.cluster
         if settings.name != start.cluster:
             plan = read_plan(plan_path(start.workspace, start.flow_run))
             settings = plan.site.cluster if plan else settings
@@ -333,7 +330,7 @@ class _Inspector:
         else:
             cause, words = _WORDS[run.phase, bool(alive)]
             cause = MissingCause.UNKNOWN if cause is MissingCause.CRASHED and alive is None else cause
-        clock = self._morning.clock(run.since) if run.since else ""
+        clock = self.morning.clock(run.since) if run.since else ""
         why = words.format(
             since=f" since {clock}" if clock else "",
             at=f" at {clock}" if clock else "",

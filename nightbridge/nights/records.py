@@ -168,6 +168,10 @@ class NightVerdict(Model):
     step_time: float | None = Field(None, description="Seconds; None where it was not measured.")
 
 
+_SHARED = NightVerdict.model_fields.keys() & Verdict.model_fields.keys()
+"""What a verdict has in short as in full."""
+
+
 class NightEnd(StoredModel):
     """How a night ended: written together with its report."""
 
@@ -417,8 +421,7 @@ def verdict_since(store: ObjectStore, run: NightVerdict, night: str) -> Verdict:
     stored = read_verdict(store, run.run_key, night)
     if stored and (run.prefix or not stored.prefix):
         return stored
-    known = run.model_dump(include={"test_id", "run_key", "status", "job_id", "prefix", "gpu_hours"})
-    return Verdict(**known, night=night, confirmation_gpu_hours=run.confirmation_gpu_hours)
+    return Verdict(**run.model_dump(include=_SHARED), night=night)
 
 
 def confirmation_cost(store: ObjectStore, month: str) -> float:
@@ -477,13 +480,4 @@ def _folder(store: ObjectStore, night: str, scenario: str) -> str:
 
 def _in_short(verdict: Verdict) -> NightVerdict:
     step_time = verdict.metric("step_time")
-    return NightVerdict(
-        test_id=verdict.test_id,
-        run_key=verdict.run_key,
-        status=verdict.status,
-        job_id=verdict.job_id,
-        prefix=verdict.prefix or "",
-        gpu_hours=verdict.gpu_hours,
-        confirmation_gpu_hours=verdict.confirmation_gpu_hours,
-        step_time=step_time.value if step_time else None,
-    )
+    return NightVerdict(**verdict.model_dump(include=_SHARED), step_time=step_time.value if step_time else None)
