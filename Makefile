@@ -81,9 +81,9 @@ check:
 	@$(MAKE) --no-print-directory --jobs 3 lint quick quick-with-prefect
 
 # All tests of whole flows and nights need Prefect: each worker would import them, and Prefect's server, to leave them out.
-# Three workers keep two cores busy beside the others of `make check`; each further one costs four seconds to collect.
+# Five workers keep two cores busy although a third of their time is waiting; each one costs four seconds to collect.
 quick: install
-	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not ($(PARTS))" --ignore tests/flows --ignore tests/nights $(WITH_PREFECT:%=--ignore %)
+	$(BIN)/pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder -m "not ($(PARTS))" --ignore tests/flows --ignore tests/nights $(WITH_PREFECT:%=--ignore %)
 
 # One process imports Prefect for them, instead of each worker.
 quick-with-prefect: install
