@@ -1,6 +1,8 @@
 """Every rule: what breaks it, what does not, and the way out that it tells."""
 
+import difflib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -616,6 +618,22 @@ def pinned(tmp_path: Path) -> Checkout:
     repository = PinnedRepository(url="u", ref="main", commit="0" * 40, path=tmp_path)
     environment = LauncherEnvironment(python=tmp_path, digest="")
     return Checkout(megatron_bridge=repository, nemo_run=repository, environment=environment)
+
+
+def test_the_name_that_is_nearest_to_an_unknown_override_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    nearest = difflib.get_close_matches
+
+    def counted(word: str, words: Sequence[str], n: int = 3, cutoff: float = 0.6) -> list[str]:
+        looked.append(word)
+        return nearest(word, words, n, cutoff)
+
+    monkeypatch.setattr(difflib, "get_close_matches", counted)
+
+    found = broken(make_test(extra_cmd_args={"train.global_batch_sizes": "1"}))
+
+    assert "did you mean train.global_batch_size?" in found["override-known"]
+    assert looked.count("train.global_batch_sizes") == 1
 
 
 def test_overrides_of_a_submodule_that_the_image_brings_are_checked_with_the_shipped_classes(pinned: Checkout) -> None:
