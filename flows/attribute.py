@@ -40,14 +40,7 @@ from nightbridge.flows.threads import side_by_side
 from nightbridge.gate.nodes import on_nodes
 from nightbridge.models import RunRecord, Site
 from nightbridge.nights.liveness import alive
-from nightbridge.tasks.attribute import (
-    bad_run,
-    earlier_result,
-    keep_answer,
-    plan_attribution,
-    plan_descent,
-    usual_cost,
-)
+from nightbridge.tasks.attribute import bad_run, earlier_result, keep_answer, plan_attribution, plan_descent, usual_cost
 from nightbridge.tasks.bisect import base_run, room_for
 from nightbridge.tasks.cancel import cancel_hook, note_search
 from nightbridge.tasks.compare import record_of

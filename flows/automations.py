@@ -11,11 +11,7 @@ from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
 from prefect.blocks.core import Block
-from prefect.blocks.notifications import (
-    CustomWebhookNotificationBlock,
-    MicrosoftTeamsWebhook,
-    SlackWebhook,
-)
+from prefect.blocks.notifications import CustomWebhookNotificationBlock, MicrosoftTeamsWebhook, SlackWebhook
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.events.actions import SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
@@ -138,10 +134,7 @@ def _webhook(url: str) -> Block:
     if is_teams(host):
         return MicrosoftTeamsWebhook(url=SecretStr(url))
     return CustomWebhookNotificationBlock(
-        name="nightbridge",
-        url="{{url}}",
-        json_data={"text": "{{subject}}\n{{body}}"},
-        secrets={"url": url},
+        name="nightbridge", url="{{url}}", json_data={"text": "{{subject}}\n{{body}}"}, secrets={"url": url}
     )
 
 

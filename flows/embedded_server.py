@@ -18,11 +18,7 @@ from typing import Any
 
 import httpx
 from prefect.server.api.server import SubprocessASGIServer, subprocess_server_logger
-from prefect.settings import (
-    PREFECT_HOME,
-    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
-    get_current_settings,
-)
+from prefect.settings import PREFECT_HOME, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS, get_current_settings
 
 from nightbridge.locking import lease
 

@@ -128,12 +128,7 @@ def _flow_run_name() -> str:
     return f"{Path(given['scenario']).stem} {given.get('night') or flow_run.scheduled_start_time.date()}"
 
 
-@flow(
-    name=FLOW,
-    flow_run_name=_flow_run_name,
-    on_cancellation=[cancel_hook],
-    persist_result=True,
-)
+@flow(name=FLOW, flow_run_name=_flow_run_name, on_cancellation=[cancel_hook], persist_result=True)
 @ends_plainly
 def nightly(  # noqa: D417  (`SiteChoice` describes the others)
     scenario: str,
@@ -172,12 +167,7 @@ def nightly(  # noqa: D417  (`SiteChoice` describes the others)
 
 
 def _new_plan(
-    process: ExitStack,
-    scenario: str,
-    tests: Sequence[str],
-    night: str | None,
-    catch_up: CatchUp,
-    choice: SiteChoice,
+    process: ExitStack, scenario: str, tests: Sequence[str], night: str | None, catch_up: CatchUp, choice: SiteChoice
 ) -> NightPlan:
     """Choose the night and plan it; whatever keeps it from starting is reported as its end."""
     decided = night or new_night()

@@ -15,13 +15,7 @@ from nightbridge.gate.decisions import Decision, DecisionKind, StoredDecision
 from nightbridge.goldens.parity import Parity
 from nightbridge.models import ReferencePolicy, Site, utc_now
 from nightbridge.prune import Old, Policy
-from nightbridge.tasks.on_demand import (
-    check_site,
-    compare_step_by_step,
-    decide,
-    prune_site,
-    withdraw_decision,
-)
+from nightbridge.tasks.on_demand import check_site, compare_step_by_step, decide, prune_site, withdraw_decision
 
 USUAL_LIMITS = ReferencePolicy()
 USUAL_POLICY = Policy()
@@ -57,11 +51,7 @@ def accept(  # noqa: D417  (`SiteChoice` describes the others)
 @flow(name="withdraw", flow_run_name="withdraw {decision}")
 @ends_plainly
 def withdraw(  # noqa: D417  (`SiteChoice` describes the others)
-    decision: RunField,
-    why: TextField,
-    who: TextField,
-    system: SystemField = None,
-    store: StoreField = None,
+    decision: RunField, why: TextField, who: TextField, system: SystemField = None, store: StoreField = None
 ) -> State[StoredDecision]:
     """Withdraw a decision, and judge the nights since its level began again: those it let pass are no baseline.
 
@@ -122,10 +112,7 @@ def prune(  # noqa: D417  (`SiteChoice` describes the others)
 @flow(name="check-site", flow_run_name="check of a site")
 @ends_plainly
 def check(
-    system: SystemField = None,
-    cluster: ClusterField = None,
-    store: StoreField = None,
-    workspace: str | None = None,
+    system: SystemField = None, cluster: ClusterField = None, store: StoreField = None, workspace: str | None = None
 ) -> State[Site]:
     """Check what a night needs at a site, on the worker's host: nothing is submitted.
 

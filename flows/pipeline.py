@@ -16,13 +16,7 @@ from nightbridge.gate.run_verdict import verdict_for_error
 from nightbridge.models import ClusterLimits, RunRecord, RunSpec, Site, Verdict
 from nightbridge.models.series import series_id
 from nightbridge.nights.liveness import alive
-from nightbridge.slurm.attempts import (
-    NO_REQUEST,
-    AttemptRequest,
-    choose_attempt,
-    ended_jobs,
-    next_attempt,
-)
+from nightbridge.slurm.attempts import NO_REQUEST, AttemptRequest, choose_attempt, ended_jobs, next_attempt
 from nightbridge.tasks.cancel import cancel_runs
 from nightbridge.tasks.compare import compare
 from nightbridge.tasks.context import is_in_night, shared_night
@@ -38,12 +32,7 @@ def cancel_hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> N
     cancel_runs(run_key, [run_key], Site.model_validate(flow_run.parameters["site"]))
 
 
-@flow(
-    name="run-pipeline",
-    flow_run_name="{run.run_key}",
-    on_cancellation=[cancel_hook],
-    persist_result=True,
-)
+@flow(name="run-pipeline", flow_run_name="{run.run_key}", on_cancellation=[cancel_hook], persist_result=True)
 @ends_plainly
 def pipeline(run: RunSpec, site: Site, request: AttemptRequest = NO_REQUEST) -> State[Verdict]:
     """Clone, container, validate, submit, watch, harvest, compare.

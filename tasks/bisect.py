@@ -18,14 +18,7 @@ from nightbridge.bisect.plan import (
     make_bisect_plan,
     point_key,
 )
-from nightbridge.bisect.result import (
-    BisectResult,
-    Point,
-    evaluate,
-    price_of,
-    result_lines,
-    stored_points,
-)
+from nightbridge.bisect.result import BisectResult, Point, evaluate, price_of, result_lines, stored_points
 from nightbridge.bisect.shift import decisions_of, find_rows, requested_shift
 from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import load_record

@@ -20,13 +20,7 @@ from nightbridge.cli.options import (
     open_site_store,
     with_site_options,
 )
-from nightbridge.cli.output import (
-    is_terminal,
-    logged,
-    note,
-    show,
-    write_file,
-)
+from nightbridge.cli.output import is_terminal, logged, note, show, write_file
 from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:

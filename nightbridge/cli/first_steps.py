@@ -329,10 +329,7 @@ def deploy(
 
 
 @with_site_options("system", "cluster", "store", "workspace")
-def doctor(
-    choice: "SiteChoice",
-    as_json: JsonOption = False,
-) -> int:
+def doctor(choice: "SiteChoice", as_json: JsonOption = False) -> int:
     """Check what a night needs on this host: workspace, git, launcher environment, containers, cluster, store.
 
     Nothing is submitted and nothing is created. Exits with 4 when a check fails.

@@ -16,16 +16,7 @@ from nightbridge.cli.options import (
     refuse_ignored,
     with_site_options,
 )
-from nightbridge.cli.output import (
-    note,
-    note_all,
-    print_all,
-    print_csv,
-    show,
-    verdict_lines,
-    write_file,
-    writing,
-)
+from nightbridge.cli.output import note, note_all, print_all, print_csv, show, verdict_lines, write_file, writing
 from nightbridge.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -99,12 +99,7 @@ def run_scenario(
         from nightbridge.flows import nightly_regression
 
         with spoken() if verbose else quiet(log):
-            report = nightly_regression(
-                scenario,
-                night=tonight,
-                new_attempt=new_attempt,
-                **choice.parameters(),
-            )
+            report = nightly_regression(scenario, night=tonight, new_attempt=new_attempt, **choice.parameters())
     except (KeyboardInterrupt, Terminated):
         note(f"interrupted: the jobs keep running. To resume, run the same command with --night {tonight}")
         note(f"cancel: nightbridge cancel --night {tonight}{choice.as_options()}")
@@ -426,8 +421,7 @@ def watchdog(
     ] = 7,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing when every verdict is there.")] = False,
     send_test: Annotated[
-        bool,
-        typer.Option("--send-test", help="Only send a test notification, as [notify] of the site configures it."),
+        bool, typer.Option("--send-test", help="Only send a test notification, as [notify] of the site configures it.")
     ] = False,
     as_json: JsonOption = False,
 ) -> int:

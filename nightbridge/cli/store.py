@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from nightbridge.cli.options import (
-    JsonOption,
-    RunKeyArgument,
-    load_site,
-    open_site_store,
-    with_site_options,
-)
+from nightbridge.cli.options import JsonOption, RunKeyArgument, load_site, open_site_store, with_site_options
 from nightbridge.cli.output import note, note_all, print_all, show, show_progress, write_file
 from nightbridge.errors import DamagedData, InvalidInput
 

@@ -100,10 +100,7 @@ def _limits_of(site: "Site") -> "ClusterLimits | None":
 
 @with_site_options("system", "cluster")
 def render(
-    choice: "SiteChoice",
-    file: ScenarioArgument,
-    as_json: JsonOption = False,
-    tests_dir: TestsDirOption = None,
+    choice: "SiteChoice", file: ScenarioArgument, as_json: JsonOption = False, tests_dir: TestsDirOption = None
 ) -> int:
     """Show the launch plan of every run: command line, environment with secrets masked, resources.
 

@@ -105,10 +105,7 @@ def _pipeline_type(c: ConfigContainer) -> Iterator[str]:
 
 
 @rule(
-    "container-sequence-parallel",
-    UNCHECKED,
-    ("model.sequence_parallel", "model.tensor_model_parallel_size"),
-    "warning",
+    "container-sequence-parallel", UNCHECKED, ("model.sequence_parallel", "model.tensor_model_parallel_size"), "warning"
 )
 def _sequence_parallel(c: ConfigContainer) -> Iterator[str]:
     """It silently does nothing, and a comparison would be of two equal runs."""
