@@ -322,11 +322,8 @@ def _load(kind: type[B], name: str | None, otherwise: str) -> B:
         with get_client(sync_client=True) as client:
             saved = client.read_block_documents_by_type(kind.get_block_type_slug())
         known = f"; there are {', '.join(str(block.name) for block in saved)}" if saved else ""
-        raise InvalidInput(
-            f"no {title} block of this name{known}",
-            subject=str(name),
-            advice=f"Make one in the Prefect UI, or give {otherwise}",
-        ) from error
+        advice = f"Make one in the Prefect UI, or give {otherwise}"
+        raise InvalidInput(f"no {title} block of this name{known}", subject=str(name), advice=advice) from error
     except RuntimeError as error:
         raise _not_valid(str(name), error) from error
 

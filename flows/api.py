@@ -387,11 +387,8 @@ def _only_run(scenario: Scenario, night: str, limits: ClusterLimits | None = Non
     runs = config.runs(scenario, night, limits)
     count = len(runs) + len(scenario.invalid)
     if count != 1:
-        raise InvalidInput(
-            f"holds {count} runs, not one",
-            subject=scenario.source,
-            advice="Name the file of one test; a night runs several, with `nightbridge run` or nightly_regression",
-        )
+        advice = "Name the file of one test; a night runs several, with `nightbridge run` or nightly_regression"
+        raise InvalidInput(f"holds {count} runs, not one", subject=scenario.source, advice=advice)
     return runs[0]
 
 

@@ -45,11 +45,9 @@ def start_night(night: str, name: str = "") -> str:
         PrefectAway: Prefect's server does not answer.
     """
     if not PREFECT_API_URL.value():
-        raise InvalidInput(
-            "PREFECT_API_URL is not set, and only a server starts nights",
-            subject=f"night {night}",
-            advice="With that of `make server`: export PREFECT_API_URL=http://127.0.0.1:4200/api",
-        )
+        what = "PREFECT_API_URL is not set, and only a server starts nights"
+        advice = "With that of `make server`: export PREFECT_API_URL=http://127.0.0.1:4200/api"
+        raise InvalidInput(what, subject=f"night {night}", advice=advice)
     with away_is_transient(f"night {night}"), get_client(sync_client=True) as client:
         deployments = _nightly_deployments(client, name)
         begun = {each.name: run for each in deployments if (run := _flow_run_of(client, each, night))}

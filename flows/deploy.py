@@ -228,11 +228,9 @@ def _check_git(request: Request) -> None:
         raise InvalidInput("no repository is named", subject="--branch, --git-token", advice="Give --git as well")
     for file in request.files if request.git else ():
         if file.is_absolute():
-            raise InvalidInput(
-                "a file of this machine, and workers pull the scenarios from git",
-                subject=str(file),
-                advice="Call this in a clone of the repository, and give the file's path in it",
-            )
+            what = "a file of this machine, and workers pull the scenarios from git"
+            advice = "Call this in a clone of the repository, and give the file's path in it"
+            raise InvalidInput(what, subject=str(file), advice=advice)
 
 
 def _check_git_token(client: SyncPrefectClient, request: Request) -> None:
@@ -301,21 +299,16 @@ def _check_formers(wanted: Iterable[_Wanted], formers: Mapping[str, DeploymentRe
         cluster, scenario = (tagged(former.tags, kind) for kind in ("cluster", "scenario"))
         is_other_site = former.parameters.get("system") not in (None, system)
         if is_other_site and each.is_of_site and cluster not in ("", each.cluster):
-            raise InvalidInput(
-                f"it would replace the deployment {name} of the cluster {cluster}",
-                subject=each.cluster,
-                advice=f"Name the scenarios, so that each cluster has deployments of its own, {advice}",
-            )
+            what = f"it would replace the deployment {name} of the cluster {cluster}"
+            advice = f"Name the scenarios, so that each cluster has deployments of its own, {advice}"
+            raise InvalidInput(what, subject=each.cluster, advice=advice)
         if each.file is None or not each.request.files:
             continue
         place = former.parameters.get("scenario"), former.pull_steps
         is_same_file = place == (str(each.file), [_pull_step(each.request)])  # its scenario may be renamed
         if not is_same_file and scenario not in ("", each.offered[str(each.file)].name):
-            raise InvalidInput(
-                f"it would replace the deployment {name} of the scenario {scenario}",
-                subject=str(each.file),
-                advice=f"Rename the file, {advice}",
-            )
+            what = f"it would replace the deployment {name} of the scenario {scenario}"
+            raise InvalidInput(what, subject=str(each.file), advice=f"Rename the file, {advice}")
 
 
 def _lasting(request: Request, site: SiteSettings) -> SiteChoice:

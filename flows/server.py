@@ -33,11 +33,8 @@ def reach_server() -> None:
     url, setting = PREFECT_API_URL.value(), PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS
     if not url:
         if not PREFECT_SERVER_EPHEMERAL_ENABLED.value():
-            raise InvalidInput(
-                "no Prefect server is configured, and PREFECT_SERVER_EPHEMERAL_ENABLED forbids one for this process",
-                subject=platform.node(),
-                advice="Set PREFECT_API_URL to the address of a server",
-            )
+            what = "no Prefect server is configured, and PREFECT_SERVER_EPHEMERAL_ENABLED forbids one for this process"
+            raise InvalidInput(what, subject=platform.node(), advice="Set PREFECT_API_URL to the address of a server")
         # Prefect's server is a second of imports, which a configured server elsewhere makes unnecessary.
         from nightbridge.flows.embedded_server import EmbeddedServer
 
@@ -55,11 +52,9 @@ def reach_server() -> None:
         )
         raise TransientError(str(error), subject=platform.node(), advice=advice) from error
     if problem is not None:
-        raise TransientError(
-            "the Prefect server does not answer",
-            subject=url or platform.node(),
-            advice="Start it, or unset PREFECT_API_URL to go without",
-        ) from problem
+        what = "the Prefect server does not answer"
+        advice = "Start it, or unset PREFECT_API_URL to go without"
+        raise TransientError(what, subject=url or platform.node(), advice=advice) from problem
 
 
 def reach_blocks(choice: SiteChoice) -> None:

@@ -170,11 +170,8 @@ def _cluster(site: Site) -> str:
     cluster = cluster_of(site)
     limits = cluster.limits()
     if site.cluster.containers == "pyxis" and not limits.has_pyxis:
-        raise PermanentError(
-            "srun has no pyxis, but the settings require it",
-            subject=site.cluster.name,
-            advice='Install pyxis, or set containers = "none"',
-        )
+        advice = 'Install pyxis, or set containers = "none"'
+        raise PermanentError("srun has no pyxis, but the settings require it", subject=site.cluster.name, advice=advice)
     if not limits.has_partition:
         there_are = f"Name {' or '.join(limits.partitions)} as the cluster's partition"
         raise PermanentError(f"no partition {limits.partition!r}", subject=site.cluster.name, advice=there_are)
@@ -246,11 +243,9 @@ def _prefect_api() -> str:
         advice = "Start it, or unset PREFECT_API_URL to go without"
         raise TransientError(f"does not answer ({error})", subject=server.host, advice=advice) from error
     if is_open and not server.host.startswith(("127.", "localhost", "[::1]")):
-        raise PermanentError(
-            "everybody who reaches it may start and change deployments",
-            subject=server.host,
-            advice="Set PREFECT_SERVER_API_AUTH_STRING for the server and PREFECT_API_AUTH_STRING for its clients",
-        )
+        what = "everybody who reaches it may start and change deployments"
+        advice = "Set PREFECT_SERVER_API_AUTH_STRING for the server and PREFECT_API_AUTH_STRING for its clients"
+        raise PermanentError(what, subject=server.host, advice=advice)
     own = importlib.metadata.version("prefect")
     if version and _release(version) < _release(own):
         what = f"it runs Prefect {version}, and this host the newer {own}"

@@ -160,11 +160,9 @@ def own_night(chosen: ChosenNight, scenario: Scenario, site: Site) -> tuple[Chos
             break
         run_log().info("night %s is that of the slot at %s %s", name, earlier.slot, earlier.deployment)
     if earlier is not None and earlier.cluster != site.cluster.name:
-        raise InvalidInput(
-            f"the store has this night already, of cluster {earlier.cluster}, not of {site.cluster.name}",
-            subject=f"{scenario.name}, night {name}",
-            advice="Give each cluster a store of its own, such as a prefix in the store's URL, or the night another id",
-        )
+        what = f"the store has this night already, of cluster {earlier.cluster}, not of {site.cluster.name}"
+        advice = "Give each cluster a store of its own, such as a prefix in the store's URL, or the night another id"
+        raise InvalidInput(what, subject=f"{scenario.name}, night {name}", advice=advice)
     return chosen.model_copy(update={"night": name}), earlier
 
 
@@ -260,11 +258,9 @@ def keep_start(start: NightStart, site: Site) -> None:
         )
     earlier = claim_start(store, start)
     if earlier and _is_anothers(earlier, start.slot, start.deployment, start.test_ids):
-        raise InvalidInput(
-            f"this night has become that of the slot at {earlier.slot} {earlier.deployment}",
-            subject=f"{start.scenario}, night {start.night}",
-            advice=f"Both began at one moment: run the deployment {start.deployment} by hand, without a night id",
-        )
+        what = f"this night has become that of the slot at {earlier.slot} {earlier.deployment}"
+        advice = f"Both began at one moment: run the deployment {start.deployment} by hand, without a night id"
+        raise InvalidInput(what, subject=f"{start.scenario}, night {start.night}", advice=advice)
     if earlier != start:
         record_start(store, start)
 

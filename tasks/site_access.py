@@ -85,11 +85,8 @@ def check_as_deployed(site: Site) -> None:
 
 
 def _is_gone(what: str) -> InvalidInput:
-    return InvalidInput(
-        f"has no {what}",
-        subject="the Site block",
-        advice="Pick the block again, or call `nightbridge deploy` with the site as it is now",
-    )
+    advice = "Pick the block again, or call `nightbridge deploy` with the site as it is now"
+    return InvalidInput(f"has no {what}", subject="the Site block", advice=advice)
 
 
 def resolve_all(references: Mapping[str, SecretRef]) -> dict[str, str]:

@@ -95,11 +95,8 @@ def check_shipped(checkout: Path) -> FileReport:
     """Check every configuration that a checkout of Megatron-Bridge ships, against its own launcher and classes."""
     shipped = tuple(shipped_configurations(checkout))
     if not shipped:
-        raise InvalidInput(
-            "ships no configurations that can be read",
-            subject=str(checkout),
-            advice="Name a checkout of Megatron-Bridge",
-        )
+        advice = "Name a checkout of Megatron-Bridge"
+        raise InvalidInput("ships no configurations that can be read", subject=str(checkout), advice=advice)
     code = Checkout(megatron_bridge=PinnedRepository(url=str(checkout), ref="HEAD", commit="HEAD", path=checkout))
     tests = []
     for each in shipped:

@@ -243,11 +243,8 @@ def demo(
     """
     examples = Path(nightbridge.__file__).resolve().parents[1] / "examples"
     if not (examples / "practice").is_dir():
-        raise InvalidInput(
-            "the practice workload is not installed",
-            subject=str(examples),
-            advice="Clone the repository of nightbridge and run `make demo` there",
-        )
+        advice = "Clone the repository of nightbridge and run `make demo` there"
+        raise InvalidInput("the practice workload is not installed", subject=str(examples), advice=advice)
     from nightbridge.launch.launch_plan import check_workspace
     from nightbridge.models import SiteChoice
     from nightbridge.models.verdict import exit_code_of

@@ -181,11 +181,8 @@ def _check_values(table: Table, path: Path) -> None:
             if isinstance(inner, Mapping | list | str)
         ]
         if any("\0" in text for text in inside if isinstance(text, str)):
-            raise InvalidInput(
-                "contains a NUL character (\\u0000), which paths, arguments and variables cannot contain",
-                subject=str(path),
-                advice="Remove it",
-            )
+            what = "contains a NUL character (\\u0000), which paths, arguments and variables cannot contain"
+            raise InvalidInput(what, subject=str(path), advice="Remove it")
         level = [inner for inner in inside if not isinstance(inner, str)]
         if not level:
             return

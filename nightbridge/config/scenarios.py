@@ -79,11 +79,8 @@ def scenario_of(document: Document, *, tests_dirs: Sequence[Path] = ()) -> Scena
         raise InvalidInput(
             "this is a system or site file, not a test", subject=str(document.path), advice="Pass it with --system"
         )
-    raise InvalidInput(
-        "neither a test (with [cmd_args]) nor a scenario (with [[Tests]])",
-        subject=str(document.path),
-        advice="See conf/examples for both",
-    )
+    what = "neither a test (with [cmd_args]) nor a scenario (with [[Tests]])"
+    raise InvalidInput(what, subject=str(document.path), advice="See conf/examples for both")
 
 
 def only_tests(scenario: Scenario, wanted: Collection[str]) -> Scenario:

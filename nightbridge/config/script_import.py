@@ -230,11 +230,8 @@ def import_script(script: Path, image: str, given: Mapping[str, str]) -> Importe
     """
     launch = read_launch(script, given)
     if launch.program not in PROGRAMS:
-        raise InvalidInput(
-            f"starts {launch.program}, which has no two grids",
-            subject=str(script),
-            advice=f"Import a script that starts {' or '.join(PROGRAMS)}",
-        )
+        advice = f"Import a script that starts {' or '.join(PROGRAMS)}"
+        raise InvalidInput(f"starts {launch.program}, which has no two grids", subject=str(script), advice=advice)
     options = _options(launch.arguments, script)
     return ImportedScript(toml="\n".join(_test_lines(script, image, launch, options)) + "\n", options=options)
 
@@ -247,12 +244,9 @@ def compare_command_lines(imported: ImportedScript, file: Path) -> OptionsDiff:
     """
     scenario = load(file)
     if scenario.invalid:
-        raise InvalidInput(
-            "cannot be a test as it stands",
-            subject=str(file),
-            advice="Fix these lines, or the script",
-            violations=scenario.invalid[0].violations,
-        )
+        what = "cannot be a test as it stands"
+        advice = "Fix these lines, or the script"
+        raise InvalidInput(what, subject=str(file), advice=advice, violations=scenario.invalid[0].violations)
     (spec,) = runs(scenario, "import")
     here = _options(_program_words(placeholder_plan(spec, Site()).batch_script or ""), file)
     there = imported.options

@@ -179,11 +179,9 @@ def may_have_blocks() -> bool:
 def no_block(choice: SiteChoice, server: str = "no Prefect server is configured") -> InvalidInput:
     """The error of a name that only a block could have, where there is no server with blocks; `server` says why."""
     named = (name for name in (choice.cluster, choice.store, choice.system) if name)
-    return InvalidInput(
-        f"no cluster, store or site of this name, and {server} that could have a block of it",
-        subject=next(named, ""),
-        advice=f"Give {', '.join(PLAIN_CLUSTERS)}, a URL or a file ending in .toml, or set PREFECT_API_URL",
-    )
+    what = f"no cluster, store or site of this name, and {server} that could have a block of it"
+    advice = f"Give {', '.join(PLAIN_CLUSTERS)}, a URL or a file ending in .toml, or set PREFECT_API_URL"
+    return InvalidInput(what, subject=next(named, ""), advice=advice)
 
 
 def cluster_called(name: str, own: ClusterSettings) -> tuple[ClusterSettings, tuple[str, ...]] | None:

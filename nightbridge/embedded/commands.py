@@ -86,11 +86,8 @@ def _scontrol(root: Path, words: list[str]) -> int:
 
 
 def _unknown_form(command: str, words: Sequence[str]) -> InvalidInput:
-    return InvalidInput(
-        "not possible on the embedded cluster",
-        subject=" ".join([command, *words]),
-        advice="See its jobs with `nightbridge status`, end them with `nightbridge cancel`",
-    )
+    advice = "See its jobs with `nightbridge status`, end them with `nightbridge cancel`"
+    return InvalidInput("not possible on the embedded cluster", subject=" ".join([command, *words]), advice=advice)
 
 
 _COMMANDS: dict[str, Callable[[Path, list[str]], int]] = {

@@ -210,11 +210,9 @@ def _make(
         clone_at(mirror, commit, folder)
     changes = find_changes(folder, commit, timeout=mirror.timeout)
     if changes:
-        raise DamagedData(
-            f"a fresh checkout differs from its commit: {'; '.join(changes[:5])}",
-            subject=f"{masked(mirror.url)} at {commit}",
-            advice="Check the git attributes and filters configured on this machine",
-        )
+        what = f"a fresh checkout differs from its commit: {'; '.join(changes[:5])}"
+        advice = "Check the git attributes and filters configured on this machine"
+        raise DamagedData(what, subject=f"{masked(mirror.url)} at {commit}", advice=advice)
 
 
 def _really_moved(mirror: Mirror, commit: str, moved: Mapping[str, str]) -> dict[str, str]:
@@ -222,11 +220,9 @@ def _really_moved(mirror: Mirror, commit: str, moved: Mapping[str, str]) -> dict
     pinned = {one.path: one.commit for one in find_submodules(mirror, commit)} if moved else {}
     for path in moved:
         if path not in pinned:
-            raise InvalidInput(
-                f"{path} is no submodule",
-                subject=f"{masked(mirror.url)} at {commit[:12]}",
-                advice=f"Its submodules are {', '.join(pinned)}" if pinned else "It has no submodules",
-            )
+            what = f"{path} is no submodule"
+            advice = f"Its submodules are {', '.join(pinned)}" if pinned else "It has no submodules"
+            raise InvalidInput(what, subject=f"{masked(mirror.url)} at {commit[:12]}", advice=advice)
     return {path: pin for path, pin in sorted(moved.items()) if pin != pinned[path]}
 
 

@@ -91,11 +91,9 @@ def _submodules(repo: GitRepo, mirror: Mirror, commit: str, site: Site, find: Fi
     if not repo.submodules:
         return {}
     if not repo.init_submodules:
-        raise InvalidInput(
-            "submodules are named but not checked out",
-            subject=f"{', '.join(repo.submodules)} of {masked(repo.url)}",
-            advice="Set init_submodules = true, or name none: the image brings its own",
-        )
+        what = "submodules are named but not checked out"
+        advice = "Set init_submodules = true, or name none: the image brings its own"
+        raise InvalidInput(what, subject=f"{', '.join(repo.submodules)} of {masked(repo.url)}", advice=advice)
     mirror.resolve(commit)
     urls = {one.path: one.url for one in find_submodules(mirror, commit)}
     return {

@@ -88,11 +88,9 @@ def commits_in_range(mirror: Mirror, good: str, bad: str) -> tuple[RangeCommit, 
         _known(mirror, commit)
     related = attempt("merge-base", "--is-ancestor", good, bad, timeout=mirror.timeout, folder=mirror.path)
     if related.code:
-        raise InvalidInput(
-            "the branch was rewritten: the good commit is not an ancestor of the bad one",
-            subject=f"{good[:12]}..{bad[:12]} of {masked(mirror.url)}",
-            advice="Name a good commit that is an ancestor of the bad one",
-        )
+        what = "the branch was rewritten: the good commit is not an ancestor of the bad one"
+        advice = "Name a good commit that is an ancestor of the bad one"
+        raise InvalidInput(what, subject=f"{good[:12]}..{bad[:12]} of {masked(mirror.url)}", advice=advice)
     return _main_line(mirror, good, bad)
 
 

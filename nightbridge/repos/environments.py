@@ -231,11 +231,9 @@ def _make_layer(nemo_run: PinnedRepository, base: Path, folder: Path, digest: st
     version, origin = _imported(folder, nemo_run)
     from_layer = origin.is_relative_to(packages)
     if re.sub(r"[-_.]+", "-", name).lower() == "nemo-run" and not from_layer:
-        raise DamagedData(
-            f"nemo_run comes from {origin} and not from its own checkout",
-            subject=f"{nemo_run.url} at {nemo_run.commit[:12]}",
-            advice="Check which packages this commit's pyproject.toml installs",
-        )
+        what = f"nemo_run comes from {origin} and not from its own checkout"
+        advice = "Check which packages this commit's pyproject.toml installs"
+        raise DamagedData(what, subject=f"{nemo_run.url} at {nemo_run.commit[:12]}", advice=advice)
     record = EnvironmentRecord(
         digest=digest,
         python_version=platform.python_version(),
@@ -270,11 +268,9 @@ def _imported(environment: Path, nemo_run: PinnedRepository) -> tuple[str, Path]
     except (IndexError, ValueError):
         found = None
     if found is None:
-        raise PermanentError(
-            f"`import nemo_run` fails: {finished.tail}",
-            subject=f"{nemo_run.url} at {nemo_run.commit[:12]}",
-            advice="This commit does not work with the locked requirements (launcher.lock); pin another one",
-        )
+        what = f"`import nemo_run` fails: {finished.tail}"
+        advice = "This commit does not work with the locked requirements (launcher.lock); pin another one"
+        raise PermanentError(what, subject=f"{nemo_run.url} at {nemo_run.commit[:12]}", advice=advice)
     return found["version"], Path(found["file"])
 
 
@@ -302,11 +298,8 @@ def _sources(wheels: Path | None) -> list[str | Path]:
     if wheels is None:
         return []
     if not os.path.isdir(wheels):
-        raise InvalidInput(
-            "no such wheel folder",
-            subject=str(wheels),
-            advice="Where there is a network: `pip download --no-deps --requirement launcher.lock --dest FOLDER`",
-        )
+        advice = "Where there is a network: `pip download --no-deps --requirement launcher.lock --dest FOLDER`"
+        raise InvalidInput("no such wheel folder", subject=str(wheels), advice=advice)
     return ["--no-index", "--find-links", wheels.absolute()]
 
 

@@ -228,11 +228,9 @@ def attempt(*arguments: str | Path, timeout: float, folder: Path | None = None) 
     finished = _run(arguments, timeout, folder)
     if finished.code and re.search(_OTHERS, finished.stderr):
         # To trust it would not do: hard links to files of another user are refused, too.
-        raise PermanentError(
-            "another user's repository, which git does not trust",
-            subject=str(folder or ""),
-            advice="Use a workspace of your own: only one user runs nights in a workspace",
-        )
+        what = "another user's repository, which git does not trust"
+        advice = "Use a workspace of your own: only one user runs nights in a workspace"
+        raise PermanentError(what, subject=str(folder or ""), advice=advice)
     return finished
 
 
@@ -259,11 +257,8 @@ def classify_failure(finished: Finished, subject: str, arguments: Sequence[str |
     if finished.code < 0:
         return TransientError(f"git was killed by signal {-finished.code}", subject=masked(subject))
     command = next((str(argument) for argument in arguments if not str(argument).startswith("-")), "")
-    return PermanentError(
-        f"git {command} failed with code {finished.code}: {output or 'no output'}".replace("git  ", "git "),
-        subject=masked(subject),
-        advice="Run the same command manually for details",
-    )
+    what = f"git {command} failed with code {finished.code}: {output or 'no output'}".replace("git  ", "git ")
+    return PermanentError(what, subject=masked(subject), advice="Run the same command manually for details")
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
@@ -284,11 +279,9 @@ def absolute_url(text: str) -> str:
         raise InvalidInput("not a repository address", subject=repr(text), advice="Give a URL or a folder")
     userinfo = _USERINFO.match(text)
     if userinfo and ":" in userinfo["userinfo"]:
-        raise InvalidInput(
-            "a password in a repository address would appear in process lists and logs",
-            subject=masked(text),
-            advice="Remove it and use a git credential helper (git help credentials)",
-        )
+        what = "a password in a repository address would appear in process lists and logs"
+        advice = "Remove it and use a git credential helper (git help credentials)"
+        raise InvalidInput(what, subject=masked(text), advice=advice)
     if text.startswith("file://"):
         return str(Path(unquote(text.removeprefix("file://"))).absolute())
     if "://" in text or _SSH_SHORTHAND.match(text):

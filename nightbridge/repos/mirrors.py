@@ -167,18 +167,13 @@ class Mirror:
     def _resolve_short_name(self, ref: str) -> str:
         branch, tag = self._peel(f"refs/heads/{ref}"), self._peel(f"refs/tags/{ref}")
         if branch and tag and branch != tag:
-            raise InvalidInput(
-                f"a branch and a tag of this name differ ({branch[:12]}, {tag[:12]})",
-                subject=f"{ref} of {masked(self.url)}",
-                advice=f"Write refs/heads/{ref} or refs/tags/{ref}",
-            )
+            what = f"a branch and a tag of this name differ ({branch[:12]}, {tag[:12]})"
+            advice = f"Write refs/heads/{ref} or refs/tags/{ref}"
+            raise InvalidInput(what, subject=f"{ref} of {masked(self.url)}", advice=advice)
         commit = branch or tag or self._abbreviated(ref)
         if commit is None:
-            raise InvalidInput(
-                "the repository has no such branch, tag or commit",
-                subject=f"{ref} of {masked(self.url)}",
-                advice=self._nearest(ref),
-            )
+            what = "the repository has no such branch, tag or commit"
+            raise InvalidInput(what, subject=f"{ref} of {masked(self.url)}", advice=self._nearest(ref))
         return commit
 
     def _abbreviated(self, ref: str) -> str | None:
@@ -187,11 +182,9 @@ class Mirror:
         objects = self._git("rev-parse", f"--disambiguate={ref.lower()}").split()
         commits = sorted({commit for found in objects if (commit := self._peel(found)) is not None})
         if len(commits) > 1:
-            raise InvalidInput(
-                f"{len(commits)} commits begin with these digits",
-                subject=f"{ref} of {masked(self.url)}",
-                advice=f"Write more digits: {', '.join(commit[:12] for commit in commits[:5])}",
-            )
+            what = f"{len(commits)} commits begin with these digits"
+            advice = f"Write more digits: {', '.join(commit[:12] for commit in commits[:5])}"
+            raise InvalidInput(what, subject=f"{ref} of {masked(self.url)}", advice=advice)
         return commits[0] if commits else None
 
     def _nearest(self, ref: str) -> str:
