@@ -18,14 +18,3 @@ from nightbridge.rules.checking import (
     grid_of,
     points_of,
 )
-
-__all__ = [
-    "check_container",
-    "check_dumped",
-    "check_read",
-    "check_scenario",
-    "check_test",
-    "errors_of",
-    "grid_of",
-    "points_of",
-]
