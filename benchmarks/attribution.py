@@ -172,10 +172,10 @@ def descend(
 ) -> tuple[bool, float, int, bool]:
     """Bisect inside a factor: whether its commit is named, how sure, after how many runs, whether that is a bump."""
     count = case.commits[at]
-    descent = descent_into([at], cause, levels, runs)
+    descent = descent_into([at], cause, levels, runs, count)
     search = Search(count, descent.levels, None, POLICY)
-    measured, skipped, made = list(descent.measured(count)), frozenset[int](), 0
-    others = [other for other in case.sizes if other != at and descent.others[other]]
+    measured, skipped, made = list(descent.known), frozenset[int](), 0
+    others = [other for other in case.sizes if other != at and other not in descent.good]
     while places := search.next_places(measured, skipped, at_once):
         for place in places:
             made += 1

@@ -198,23 +198,22 @@ def descent_plan(result: AttributionResult, group: Group, searched: BisectPlan) 
         InvalidInput: The range has no commit of these factors.
     """
     plan = result.plan
-    descent = descent_into(group, result.cause, plan.levels, exchanges_of(result.runs))
     folders = {plan.factors[number].folder for number in group}
     own = [step.folder in folders for step in searched.all_commits]
     if not any(own):
         names = " and ".join(plan.factors[number].name for number in group)
         raise InvalidInput("its commits cannot be listed", subject=names, advice="Bisect the repository that pins it")
-    others = [number for number in result.cause.factors if number not in group and not descent.others[number]]
-    fitting = [run for run in result.runs if run.value is not None and not any(run.design[each] for each in others)]
+    descent = descent_into(group, result.cause, plan.levels, exchanges_of(result.runs), len(own))
+    fitting = [run for run in result.runs if run.value is not None and not any(run.design[at] for at in descent.good)]
     shares = [(1 - OTHER_STEPS) / sum(own) if mine else OTHER_STEPS / len(own) for mine in own]
     return searched.model_copy(
         update={
             "bisect_id": f"{plan.attribution_id}-{group[0]}",
             "levels": descent.levels,
-            "known": descent.measured(len(own)),
+            "known": descent.known,
             "prior": tuple(share / sum(shares) for share in shares),
             # Where another factor of the cause has to be good, a run in which it was.
-            "base": max(fitting, key=lambda run: sum(run.design)).prefix if others else plan.bad,
+            "base": max(fitting, key=lambda run: sum(run.design)).prefix if descent.good else plan.bad,
         }
     )
 

@@ -436,22 +436,18 @@ def _mixed(design: Design) -> set[tuple[int, int]]:
 class Descent(NamedTuple):
     """What the search for a commit inside a factor, or two, begins with.
 
-    `others`: the levels of the other factors in its runs; its own counts as bad. `levels`: of its good and of its bad
-    end. `at_good`, `at_bad`: what runs have measured already at either.
+    `good`: other factors of the cause that have to be good in its runs. `levels`: of both of its ends. `known`: what
+    runs have measured already at either.
     """
 
-    others: Design
+    good: tuple[int, ...]
     levels: Levels | Failure
-    at_good: tuple[float, ...]
-    at_bad: tuple[float, ...]
-
-    def measured(self, commits: int) -> tuple[Measured, ...]:
-        """The same as measurements of a range of so many commits."""
-        good = (Measured(place=0, value=value) for value in self.at_good)
-        return (*good, *(Measured(place=commits, value=value) for value in self.at_bad))
+    known: tuple[Measured, ...]
 
 
-def descent_into(factors: Sequence[int], cause: Cause, levels: Levels | Failure, runs: Sequence[Exchange]) -> Descent:
+def descent_into(
+    factors: Sequence[int], cause: Cause, levels: Levels | Failure, runs: Sequence[Exchange], commits: int
+) -> Descent:
     """How to search inside factors of a cause that is known: no other one matters, so that every run is one of theirs.
 
     Args:
@@ -459,6 +455,7 @@ def descent_into(factors: Sequence[int], cause: Cause, levels: Levels | Failure,
         cause: The cause, found.
         levels: The levels of the whole change.
         runs: The runs so far.
+        commits: How many the range has.
     """
     other = next((each for each in cause.factors if each not in factors), None)
     # Where either makes the change, the other one would hide what this one does.
@@ -472,5 +469,6 @@ def descent_into(factors: Sequence[int], cause: Cause, levels: Levels | Failure,
         part = cause.parts[cause.factors.index(factors[0])]
         bad = statistics.median(at_bad) if cause.relation == "partly" else levels.bad
         levels = levels.model_copy(update={"good": bad - part * (levels.bad - levels.good), "bad": bad})
-    others = tuple(other_is_bad if number == other else True for number in range(len(cause.marginals)))
-    return Descent(others, levels, at_good, at_bad)
+    at_ends = ((0, at_good), (commits, at_bad))
+    measured = (Measured(place=place, value=value) for place, values in at_ends for value in values)
+    return Descent(() if other is None or other_is_bad else (other,), levels, tuple(measured))

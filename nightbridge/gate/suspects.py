@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from nightbridge.errors import DamagedData, NightbridgeError
 from nightbridge.harvest.manifest import load_record
@@ -37,13 +37,24 @@ def suspects_between(
     store: ObjectStore, before: HistoryRow, after: HistoryRow, commits_between: CommitsBetween
 ) -> Suspects:
     """All that is not the same in two runs. What cannot be found out is a note: a mirror is lost, or a run pruned."""
+    notes: list[str] = []
+    rows = (before, after)
+    old, new = (_record(store, row, notes) for row in rows)
+    configuration = _dumped(store, rows, notes)
+    of_rows = ({"image": row.image, "image digest": row.image_digest, "nodes": row.nodes, **row.facts} for row in rows)
+    environment = _plain_changes(*of_rows)
+    if old and new:
+        configuration = [*_plain_changes(_requested(old), _requested(new)), *configuration]
+        environment += _plain_changes(_surroundings(old), _surroundings(new))
     return Suspects(
         last_good=before.night,
         night=after.night,
         run_before=before.run_key,
         run_after=after.run_key,
         repositories=repository_changes(before, after, commits_between),
-        **differences(store, before, after)._asdict(),
+        configuration=tuple(configuration),
+        environment=tuple(environment),
+        notes=tuple(notes),
     )
 
 
@@ -128,28 +139,6 @@ def _newest(commits: Sequence[RangeCommit]) -> tuple[RangeCommit, ...]:
 
 MAX_LETTERS = 200
 """Of one value; a longer one is cut."""
-
-
-class Differences(NamedTuple):
-    """What differs, and what could not be compared."""
-
-    configuration: tuple[ValueChange, ...]
-    environment: tuple[ValueChange, ...]
-    notes: tuple[str, ...]
-
-
-def differences(store: ObjectStore, before: HistoryRow, after: HistoryRow) -> Differences:
-    """Compare two runs by their rows, and by what the store still has of them."""
-    notes: list[str] = []
-    rows = (before, after)
-    old, new = (_record(store, row, notes) for row in rows)
-    configuration = _dumped(store, rows, notes)
-    of_rows = ({"image": row.image, "image digest": row.image_digest, "nodes": row.nodes, **row.facts} for row in rows)
-    environment = _plain_changes(*of_rows)
-    if old and new:
-        configuration = [*_plain_changes(_requested(old), _requested(new)), *configuration]
-        environment += _plain_changes(_surroundings(old), _surroundings(new))
-    return Differences(tuple(configuration), tuple(environment), tuple(notes))
 
 
 def _record(store: ObjectStore, row: HistoryRow, notes: list[str]) -> RunRecord | None:

@@ -191,28 +191,28 @@ def test_it_ends_undecided_when_its_runs_are_spent() -> None:
 def test_a_descent_begins_with_what_every_run_says_of_its_factor() -> None:
     cause, runs = attribute(lambda design: part(design[3]))
 
-    descent = descent_into([3], cause, LEVELS, runs)
+    descent = descent_into([3], cause, LEVELS, runs, 9)
 
     assert descent.levels == LEVELS
-    assert all(descent.others)
-    assert len(descent.at_good) + len(descent.at_bad) == len(runs)
-    assert {(one.place, one.value) for one in descent.measured(9)} == {(0, part(0)), (9, part(1))}
+    assert descent.good == ()
+    assert len(descent.known) == len(runs)
+    assert {(one.place, one.value) for one in descent.known} == {(0, part(0)), (9, part(1))}
 
 
 def test_a_descent_into_a_shared_cause_has_its_own_part_of_the_change() -> None:
     cause, runs = attribute(lambda design: part(0.5 * design[2] + 0.5 * design[7]))
 
-    descent = descent_into([2], cause, LEVELS, runs)
+    descent = descent_into([2], cause, LEVELS, runs, 5)
 
     assert isinstance(descent.levels, Levels)
     assert (descent.levels.good, descent.levels.bad) == pytest.approx((part(0.5), part(1.0)), abs=0.004)
-    assert {one.value for one in descent.measured(5)} == {part(0.5), part(1.0)}
+    assert {one.value for one in descent.known} == {part(0.5), part(1.0)}
 
 
 def test_a_descent_into_one_of_two_that_each_suffice_has_the_other_at_its_good_level() -> None:
     cause, runs = attribute(lambda design: part(design[2] or design[7]))
 
-    descent = descent_into([2], cause, LEVELS, runs)
+    descent = descent_into([2], cause, LEVELS, runs, 5)
 
-    assert not descent.others[7]
-    assert all(one == Measured(place=0, value=part(0)) for one in descent.measured(5) if one.place == 0)
+    assert descent.good == (7,)
+    assert all(one == Measured(place=0, value=part(0)) for one in descent.known if one.place == 0)

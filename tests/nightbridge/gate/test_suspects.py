@@ -13,7 +13,7 @@ from examples.practice.repositories import PracticeRepositories, commit_behaviou
 from nightbridge.errors import InvalidInput, PermanentError
 from nightbridge.gate.run_verdict import compare
 from nightbridge.gate.stored_verdicts import find_suspects
-from nightbridge.gate.suspects import MAX_COMMITS, differences
+from nightbridge.gate.suspects import MAX_COMMITS, suspects_between
 from nightbridge.gate.trend import suspect_nights, trends, trends_with_commits
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.masking import MASK
@@ -225,6 +225,10 @@ class TestCommits:
         assert found is not None
         assert found.repositories[0].commits == ()
         assert "the repository changed; before" in found.repositories[0].note
+
+
+def differences(store: DirectoryStore, before: HistoryRow, after: HistoryRow) -> Suspects:
+    return suspects_between(store, before, after, lambda _url, _before, _after: ())
 
 
 class TestDifferences:
