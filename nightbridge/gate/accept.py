@@ -118,10 +118,12 @@ def accept(
         return made
     decisions = as_of(rows[-1].night, stored)
     found = trends(rows, decisions=decisions)
+    named = (trend for trend in found if not metrics or trend.metric in metrics)
+    begun = [change.night for trend in named if (change := trend.ongoing)]
     if kind == "fixed":
-        since, last = _fault(rows, found, decisions, metrics)
+        since, last = _fault(rows, found, begun, decisions, metrics)
     else:
-        since, last = _since(rows, found, decisions, metrics), rows[-1].night
+        since, last = _since(rows, begun, decisions), rows[-1].night
     decision = Decision(
         kind=kind,
         cluster=cluster,
@@ -200,11 +202,14 @@ def _place_of(store: ObjectStore, target: str, cluster: str) -> tuple[str, str, 
 
 
 def _fault(
-    rows: Sequence[HistoryRow], found: Sequence[Trend], decisions: Sequence[Decision], metrics: Sequence[MetricName]
+    rows: Sequence[HistoryRow],
+    found: Sequence[Trend],
+    begun: Sequence[str],
+    decisions: Sequence[Decision],
+    metrics: Sequence[MetricName],
 ) -> tuple[str, str]:
-    """The first and the last night of what was repaired."""
+    """The first and the last night of what was repaired. `begun`: first nights of the levels that are worse now."""
     own = [row for row in rows if row.repeat == 0] or list(rows)
-    begun = [trend.ongoing.night for trend in found if trend.ongoing and (not metrics or trend.metric in metrics)]
     forced = {one for name in metrics or METRIC_BY_NAME for one in in_force(decisions, name)}
     known = [one for one in decisions if one in forced and one.kind == "acknowledged" and not one.ended]
     if known and not begun and own[-1].verdict not in BAD:
@@ -255,18 +260,12 @@ def _streak(rows: Sequence[HistoryRow], decisions: Sequence[Decision]) -> str:
     return streak
 
 
-def _since(
-    rows: Sequence[HistoryRow], found: Sequence[Trend], decisions: Sequence[Decision], metrics: Sequence[MetricName]
-) -> str:
-    """The first night of the last row's level."""
+def _since(rows: Sequence[HistoryRow], begun: Sequence[str], decisions: Sequence[Decision]) -> str:
+    """The first night of the last row's level. `begun`: first nights of the levels that are worse now."""
     streak = _streak(rows, decisions)
-    if rows[-1].verdict is VerdictStatus.SUSPICIOUS:
+    if rows[-1].verdict is VerdictStatus.SUSPICIOUS or not begun:
         return streak
-    begun = (trend.ongoing for trend in found if trend.ongoing and (not metrics or trend.metric in metrics))
-    latest = max(begun, key=lambda change: change.night, default=None)
-    if latest is None:
-        return streak
-    nights = sorted({row.night for row in rows})
+    nights, latest = sorted({row.night for row in rows}), max(begun)
     # The start of a change is known to a night or two; the first bad verdict is more exact.
-    late = nights.index(latest.night) - nights.index(streak)
-    return streak if 0 <= late <= START_IS_KNOWN_TO else latest.night
+    late = nights.index(latest) - nights.index(streak)
+    return streak if 0 <= late <= START_IS_KNOWN_TO else latest

@@ -110,7 +110,7 @@ def record_decision(store: ObjectStore, decision: Decision) -> str:
     Raises:
         InvalidInput: It lacks who or why.
     """
-    _check_author(decision)
+    _check_author(decision, decision.series)
     data = decision.model_dump_json(indent=2).encode() + b"\n"
     name = f"{decision.when:%Y%m%dT%H%M%S%f}-{hashlib.sha256(data).hexdigest()[:10]}.json"
     key = f"{_folder(decision.cluster, decision.series)}{name}"
@@ -261,10 +261,9 @@ def _overrules(later: Decision, earlier: Decision) -> bool:
     return not earlier.holds and earlier.since <= later.since <= earlier.night
 
 
-def _check_author(said: Decision | Withdrawal, series: str = "") -> None:
+def _check_author(said: Decision | Withdrawal, series: str) -> None:
     if not said.who.strip() or not said.why.strip():
-        subject = said.series if isinstance(said, Decision) else series
-        raise InvalidInput("a decision needs an author and a reason", subject=subject, advice="Give --who and --why")
+        raise InvalidInput("a decision needs an author and a reason", subject=series, advice="Give --who and --why")
 
 
 def _folder(cluster: str, series: str) -> str:

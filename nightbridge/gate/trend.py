@@ -90,7 +90,6 @@ class Trend(Model):
 
         if self.left:
             return None
-
         metric = METRIC_BY_NAME[self.metric]
         decided = max((at for at, change in enumerate(self.changes) if change.decision), default=-1)
         later = self.changes[decided + 1 :]

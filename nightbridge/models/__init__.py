@@ -93,7 +93,6 @@ from nightbridge.models.verdict import (
     Comparison,
     ComparisonStatus,
     ControlArm,
-    ListedCommit,
     News,
     NightReport,
     RangeCommit,
