@@ -116,7 +116,9 @@ def _overview(verdict: Verdict, nights: Mapping[str, Sequence[NightVerdict]], de
 def index_html(store: ObjectStore, disk: Sequence[str] = ()) -> str:
     """The page of all tests by the last nights, those that need somebody first, with trends, decisions and GPU-hours.
 
-    `disk` has lines about the disks that are used.
+    Args:
+        store: Where the nights are.
+        disk: Lines about the disks that are used.
 
     Raises:
         DamagedData: A record of a night or a decision cannot be read.
