@@ -7,9 +7,10 @@ whole layer.
 
 import math
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 
 from nightbridge.launch.flags import items_of
-from nightbridge.launch.versions import V0_4_2, V0_5_0, V0_6_0, Version
+from nightbridge.launch.versions import HEAD, V0_4_2, V0_5_0, V0_6_0, Version
 from nightbridge.rules.cloudai import DEEPSEEK_STAGES
 from nightbridge.rules.required import has_performance_recipe
 from nightbridge.rules.rule import (
@@ -185,7 +186,9 @@ def _optimizer_instances(run: RuleContext) -> Iterator[str]:
 def _virtual_pipeline(run: RuleContext) -> Iterator[str]:
     """A virtual pipeline interleaves the stages of a pipeline; with one stage there is nothing to interleave."""
     sizes = run.layout("vp", "pp")
-    if sizes.get("vp", 1) > 1 and sizes.get("pp") == 1:
+    # A flag of 1 is passed on as None; an override of it is a virtual pipeline to Megatron-Core.
+    is_virtual = sizes.get("vp", 1) > 1 or ("vp" in sizes and "vp" in run.overridden("vp"))
+    if is_virtual and sizes.get("pp") == 1:
         virtual, stages = run.shown({"vp": sizes["vp"]}), run.shown({"pp": 1})
         yield f"{virtual} splits the stages of a pipeline, and {stages} is none; use vp = 1 or pp > 1"
 
@@ -269,6 +272,22 @@ def _graphs_on(run: RuleContext) -> bool:
 def _modules(run: RuleContext) -> frozenset[str]:
     value = run.args.get("recompute_modules")
     return frozenset(item.lower() for item in items_of(value)) if value else frozenset()
+
+
+_RECOMPUTED = (
+    *("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out"),
+    "mhc",  # of Megatron-LM's branch dev, which recipes of DeepSeek-V4 are for
+)
+
+
+@rule("recompute-known", _MEGATRON_CORE, (*cmd_args("recompute_modules"), "git_repos"))
+def _recompute_known(run: RuleContext) -> Iterator[str]:
+    """Megatron-Core asserts the names of the modules as the job starts; the launcher takes every text."""
+    for module in items_of(run.args.get("recompute_modules") or ()):
+        near = get_close_matches(module.lower(), _RECOMPUTED, n=1)
+        # A branch or commit may know more than the releases, but hardly a name that is nearly one of theirs.
+        if module not in _RECOMPUTED and (near or run.version < HEAD):
+            yield f"recompute_modules {module!r} is no module that is recomputed; use {', '.join(near or _RECOMPUTED)}"
 
 
 @rule("fsdp-graphs", _MEGATRON_CORE, cmd_args("use_megatron_fsdp cuda_graph_impl"))

@@ -42,6 +42,7 @@ V6 = {"version": "v0.6.0"}
 CP, EP = "model.context_parallel_size", "model.expert_model_parallel_size"
 TP, ET = "model.tensor_model_parallel_size", "model.expert_tensor_parallel_size"
 PP, MB = "model.pipeline_model_parallel_size", "train.micro_batch_size"
+VP = "model.virtual_pipeline_model_parallel_size"
 DEEPSEEK = {"model_family_name": "deepseek", "model_recipe_name": "deepseek_v3"}
 
 
@@ -194,6 +195,15 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"extra_cmd_args": {"model.virtual_pipeline_model_parallel_size": "2"}},
         "model.virtual_pipeline_model_parallel_size 2 splits the stages of a pipeline, and pp 1 is none",
     ),
+    ("virtual-pipeline", {"pp": 1}, {"extra_cmd_args": {VP: "1"}}, f"{VP} 1 splits the stages"),
+    ("recompute-known", {"recompute_modules": ["mlp", "core_atn"]}, {}, "'core_atn' is no module"),
+    (
+        "recompute-known",
+        {"recompute_modules": "MLP"},
+        {"version": "main"},
+        "'MLP' is no module that is recomputed; use mlp",
+    ),
+    ("recompute-known", {"recompute_modules": "attention"}, {}, "use core_attn, moe_act"),
     ("fsdp-sizes", {"use_megatron_fsdp": True}, {"extra_cmd_args": {CP: "2"}}, f"not {CP} 2;"),
     (
         "batch-divides",
@@ -393,6 +403,10 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ("virtual-pipeline", {"pp": 1, "vp": "None"}, {}),
         ("layers-divide", {"num_layers": 32, "pp": 4, "vp": 2}, {}),
         ("layers-divide", {"num_layers": 61, "pp": 4, "pipeline_model_parallel_layout": "Et*15|t*46L"}, {}),
+        ("virtual-pipeline", {}, {"extra_cmd_args": {VP: "1"}}),
+        ("virtual-pipeline", {"pp": 1, "vp": 1}, {}),
+        ("recompute-known", {"recompute_modules": "[core_attn, mhc]"}, {}),
+        ("recompute-known", {"recompute_modules": "a_new_one"}, {"version": "main"}),
         ("layers-divide", {"num_layers": 126, "pp": 8, "vp": 8, "model_recipe_name": "llama31_405b"}, {}),
         (
             "layers-divide",
