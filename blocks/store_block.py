@@ -4,7 +4,9 @@ A block's fields are those of the domain's settings, and its secrets become refe
 """
 
 import asyncio
-from typing import Annotated, Any, TypeVar
+import json
+from functools import cache
+from typing import Annotated, Any, TypeVar, cast
 
 from prefect.blocks.core import Block
 from prefect.filesystems import WritableFileSystem
@@ -37,6 +39,16 @@ class SettingsBlock(Block):
         if not isinstance(values, dict):
             return values
         return {name: value for name, value in values.items() if value != ""}
+
+    @classmethod
+    def model_json_schema(cls, *given: Any, **named: Any) -> dict[str, Any]:
+        """Make it once: Prefect asks for it several times where a class is made, and for each field that it saves."""
+        return cast(dict[str, Any], json.loads(cls._schema_as_text(given, tuple(named.items()))))
+
+    @classmethod
+    @cache
+    def _schema_as_text(cls, given: tuple[Any, ...], named: tuple[tuple[str, Any], ...]) -> str:
+        return json.dumps(super().model_json_schema(*given, **dict(named)))
 
     def build(self, kind: type[M], **given: object) -> M:
         """Build settings from the fields of the same names; a secret becomes a reference to this block.

@@ -59,6 +59,16 @@ class TestEveryBlock(BlockStandardTestSuite):
         assert not [name for name, field in block.model_fields.items() if field.is_required()]
 
 
+@pytest.mark.parametrize("kind", [SiteBlock, HarvestStore])
+def test_who_changes_the_schema_of_a_block_changes_nobody_elses(kind: type[Block]) -> None:
+    text = json.dumps(kind.model_json_schema())
+    asked = kind.model_json_schema()
+    asked["properties"].clear()
+    asked.clear()
+
+    assert json.dumps(kind.model_json_schema()) == text
+
+
 def test_one_command_registers_all_blocks_from_a_fresh_install(prefect_server: PrefectServer, tmp_path: Path) -> None:
     printed = prefect_server.prefect("block", "register", "-m", "nightbridge.blocks", cwd=tmp_path)
 
