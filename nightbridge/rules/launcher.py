@@ -172,6 +172,19 @@ def _wandb(run: RuleContext) -> Iterator[str]:
             yield f"cmd_args.{field} {what}, so no run is logged to W&B; write another name"
 
 
+@rule(
+    "dispatcher-gpu",
+    "Megatron-Bridge: training/flex_dispatcher_backend.py, from 21b02e0c (v0.3.0) to 067f987d (main)",
+    cmd_args("moe_flex_dispatcher_backend gpu_type"),
+    "warning",
+)
+def _dispatcher(run: RuleContext) -> Iterator[str]:
+    """On other GPUs the job logs a warning and trains with another dispatcher than the test names."""
+    backend, gpu = run.args.get("moe_flex_dispatcher_backend"), str(run.args.get("gpu_type")).lower()
+    if backend == "deepep" and gpu in ("gb200", "gb300"):
+        yield f"moe_flex_dispatcher_backend deepep is ignored on {gpu}, with a warning in the job's log; use hybridep"
+
+
 _PERF_RECIPES = "Megatron-Bridge: src/megatron/bridge/perf_recipes at the pinned commit"
 _GPUS = re.compile(r"_(\d+)gpu_")
 _FIELDS = cmd_args(

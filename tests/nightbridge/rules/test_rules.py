@@ -196,6 +196,7 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "model.virtual_pipeline_model_parallel_size 2 splits the stages of a pipeline, and pp 1 is none",
     ),
     ("virtual-pipeline", {"pp": 1}, {"extra_cmd_args": {VP: "1"}}, f"{VP} 1 splits the stages"),
+    ("dispatcher-gpu", {"gpu_type": "gb200", "moe_flex_dispatcher_backend": "deepep"}, {}, "is ignored on gb200"),
     ("recompute-known", {"recompute_modules": ["mlp", "core_atn"]}, {}, "'core_atn' is no module"),
     (
         "recompute-known",
@@ -405,6 +406,8 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ("layers-divide", {"num_layers": 61, "pp": 4, "pipeline_model_parallel_layout": "Et*15|t*46L"}, {}),
         ("virtual-pipeline", {}, {"extra_cmd_args": {VP: "1"}}),
         ("virtual-pipeline", {"pp": 1, "vp": 1}, {}),
+        ("dispatcher-gpu", {"gpu_type": "gb200", "moe_flex_dispatcher_backend": "hybridep"}, {}),
+        ("dispatcher-gpu", {"gpu_type": "b200", "moe_flex_dispatcher_backend": "deepep"}, {}),
         ("recompute-known", {"recompute_modules": "[core_attn, mhc]"}, {}),
         ("recompute-known", {"recompute_modules": "a_new_one"}, {"version": "main"}),
         ("layers-divide", {"num_layers": 126, "pp": 8, "vp": 8, "model_recipe_name": "llama31_405b"}, {}),
