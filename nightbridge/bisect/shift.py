@@ -29,6 +29,7 @@ from nightbridge.history.rows import (
 from nightbridge.models import GOLDEN, GOOD_VERDICTS, Model, NightId, Verdict, VerdictStatus
 from nightbridge.models.metrics import COLUMNS, METRIC_BY_NAME, Metric
 from nightbridge.nights.records import like_test
+from nightbridge.numbers import format_percent
 from nightbridge.store.object_store import ObjectStore
 
 VerdictOf = Callable[[HistoryRow], Verdict | None]
@@ -42,6 +43,8 @@ LOSSES = "losses"
 
 NOISE_FLOOR = 0.003
 """Least noise between runs that is assumed, relative: a quiet history proves little."""
+SEE_HISTORY = "See `nightbridge history`"
+
 NOISE_NIGHTS = 60
 """Nights on each side of the change that the noise is taken from."""
 
@@ -243,6 +246,8 @@ def find_other_losses(rows: Sequence[HistoryRow], decisions: Sequence[Decision] 
         nights = undecided
     good = next((night for night in reversed(nights) if night.verdict in GOOD_VERDICTS), nights[0])
     later = [night for night in nights if night.order > good.order]
+    if not later:
+        raise InvalidInput("the latest night has no other losses", subject=good.test_id, advice=SEE_HISTORY)
     digest = comparable_digest(good.summary)
     bad = next((night for night in later if other_losses(digest, night.summary)), nights[-1])
     return _losses_shift(good, bad)
@@ -251,7 +256,7 @@ def find_other_losses(rows: Sequence[HistoryRow], decisions: Sequence[Decision] 
 def _losses_shift(good: HistoryRow, bad: HistoryRow) -> Shift:
     digest = comparable_digest(good.summary)
     if not other_losses(digest, bad.summary):
-        advice = "See `nightbridge history`; losses from a log and from TensorBoard cannot be compared"
+        advice = f"{SEE_HISTORY}; losses from a log and from TensorBoard cannot be compared"
         raise InvalidInput(f"not known to have other losses than {good.night}", subject=bad.run_key, advice=advice)
     levels = Failure(signature="other losses", digest=digest)
     return Shift(LOSSES, levels.question, "", "", bad.night, good, bad, levels)
@@ -314,9 +319,7 @@ def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None, decisions: 
     regressed = [index for index, night in enumerate(nights) if night.verdict is VerdictStatus.REGRESSED]
     good = [index for index in range(max(regressed, default=0)) if nights[index].verdict in GOOD_VERDICTS]
     if not good:
-        raise InvalidInput(
-            "nothing became worse", subject=rows[0].test_id if rows else "history", advice="See `nightbridge history`"
-        )
+        raise InvalidInput("nothing became worse", subject=rows[0].test_id if rows else "history", advice=SEE_HISTORY)
     bad = min(index for index in regressed if index > good[-1])
     facts = facts_of(wanted)
     worse = {name: change for name, change in nights[bad].worse.items() if not wanted or facts_of([name]) <= facts}
@@ -342,6 +345,7 @@ def moved_shift(
         return _losses_shift(last, bad)
     of_level = (night for night in nights[: last_good + 1] if night.series == last.series)
     good = [night for night in of_level if night.verdict in (last.verdict, "passed")][-7:]
+    of_levels = [row for row in rows if row.series in (last.series, bad.series)]
     moved = []
     regressed = [each for each in METRIC_BY_NAME.values() if each.name in bad.worse]
     of_tables = [each for each in COLUMNS if each in regressed]
@@ -351,13 +355,26 @@ def moved_shift(
         now = measured(one, bad.summary)
         if earlier and now is not None and (level := statistics.median(earlier)):
             change = (now - level) / abs(level)
-            moved.append((change if one.lower_is_better else -change, one, level, now))
-    if not moved or max(item[0] for item in moved) <= 0:
+            counted = [row for row in of_levels if not is_left_out(decisions, one.name, row.night)]
+            shift = _metric_shift(counted, one, bad.night, last, bad, level, now)
+            moved.append((change if one.lower_is_better else -change, shift))
+    worse = [each for each in moved if each[0] > 0]
+    if not worse:
         raise InvalidInput("no metric became worse", subject=bad.run_key, advice="Name one with --metric")
-    _, found, level, now = max(moved, key=lambda item: item[0])
-    of_levels = (row for row in rows if row.series in (last.series, bad.series))
-    counted = [row for row in of_levels if not is_left_out(decisions, found.name, row.night)]
-    return _metric_shift(counted, found, bad.night, last, bad, level, now)
+    beyond = [each for each in worse if each[1].metric in bad.worse or _is_beyond_noise(each[1].levels)]
+    if not beyond:
+        # Each run of a search would tell next to nothing: it would make all that it may, and end undecided.
+        change, shift = max(worse, key=lambda item: item[0])
+        raise InvalidInput(
+            f"{shift.label} is worse by {format_percent(change)}, no more than single runs scatter",
+            subject=bad.run_key,
+            advice=f"{SEE_HISTORY}, and name what became worse",
+        )
+    return max(beyond, key=lambda item: item[0])[1]
+
+
+def _is_beyond_noise(levels: Levels | Failure) -> bool:
+    return isinstance(levels, Failure) or abs(levels.bad - levels.good) > levels.noise
 
 
 def _metric_shift(

@@ -210,6 +210,20 @@ def test_what_is_worse_than_a_level_that_was_just_accepted_is_searched_after_it(
     assert shift.levels.noise == pytest.approx(0.0033, rel=0.02)
 
 
+def test_a_metric_that_moved_by_less_than_runs_scatter_is_not_searched(make_row: Row, summary_of: Any) -> None:
+    def night(number: int, memory: float, **fields: Any) -> HistoryRow:
+        summary = summary_of((1.0 + 0.1 * (number == 3),) * 50).model_copy(update={"peak_memory": memory})
+        return make_row(summary, night_id(number), **fields)
+
+    nights = [night(number, 47.3, commit=GOOD) for number in range(3)]
+    slower = night(3, 47.31, commit=BAD, verdict=VerdictStatus.REGRESSED)
+    slower = slower.model_copy(update={"worse": {"step_time": 0.1}})
+
+    with pytest.raises(InvalidInput, match=r"peak memory is worse by 0\.0211 %, no more than single runs scatter"):
+        make_bisect_plan([*nights, slower], four_commits, no_verdict, BisectRequest(metric="peak_memory"))
+    assert make_bisect_plan([*nights, slower], four_commits, no_verdict).metric == "step_time"
+
+
 @pytest.mark.parametrize("worse", ["startup_time", "peak_memory"])
 def test_what_is_searched_is_what_regressed_and_not_what_moved_furthest(
     make_row: Row, summary_of: Callable[..., Summary], worse: str
@@ -377,7 +391,9 @@ def other_losses(make_row: Row, summary_of: Callable[..., Summary]) -> list[Hist
     """Nights of a deterministic test; since the fourth its losses are others, by next to nothing."""
 
     def night(number: int, digest: str, **fields: Any) -> HistoryRow:
-        summary = summary_of((1.0 + 0.001 * number,) * 50).model_copy(update={"loss_digest": f"tensorboard:{digest}"})
+        summary = summary_of((1.01 if number >= 3 else 1.0,) * 50).model_copy(
+            update={"loss_digest": f"tensorboard:{digest}"}
+        )
         return make_row(summary, night_id(number), **fields)
 
     bad = [night(n, "other", commit=BAD, verdict=VerdictStatus.REGRESSED) for n in range(3, 5)]
@@ -444,6 +460,11 @@ def test_a_run_with_other_losses_is_bad_and_one_without_any_or_from_the_log_is_s
     lines = "\n".join(result_lines(evaluate(plan, points)))
     assert "losses not the same bit for bit of llama3-8b since" in lines
     assert f"commit 3 {'d' * 12}: 1 of 1 with other losses, 1 run" in lines
+
+
+def test_a_good_night_is_not_said_to_have_the_losses_of_itself(other_losses: list[HistoryRow]) -> None:
+    with pytest.raises(InvalidInput, match=r"^llama3-8b: the latest night has no other losses"):
+        make_bisect_plan(other_losses[:3], four_commits, no_verdict, BisectRequest(metric="losses"))
 
 
 @pytest.mark.parametrize("digest", ["tensorboard:usual", "log:other", None])
