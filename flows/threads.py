@@ -226,9 +226,14 @@ def async_twin(call: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
     @wraps(call)
     async def run(*arguments: P.args, **named: P.kwargs) -> R:
         calls = _in_a_thread(partial(call, *arguments, **named))
+        result = asyncio.wrap_future(calls.results[0])
         try:
-            return await asyncio.wrap_future(calls.results[0])
+            # An interrupted cell of a notebook cancels its task without waking up a loop that has nothing else to do.
+            while not result.done():
+                await asyncio.wait([result], timeout=_LOOK_AGAIN)
+            return result.result()
         except asyncio.CancelledError:
+            result.cancel()
             await asyncio.to_thread(calls.end, KeyboardInterrupt())
             raise
 

@@ -278,6 +278,24 @@ def test_a_cancelled_task_ends_what_it_awaits(night: Night) -> None:
     assert night.wait_out() == "KeyboardInterrupt"
 
 
+def test_a_notebooks_interrupt_ends_what_is_awaited_though_it_does_not_wake_up_the_loop(night: Night) -> None:
+    async def cell() -> None:
+        loop, waiting = asyncio.get_running_loop(), asyncio.create_task(async_twin(night.__call__)())
+        # As ipykernel does it: a plain handler, so that select() goes on waiting after the signal.
+        before = signal.signal(signal.SIGINT, lambda *_: loop.call_soon(waiting.cancel))
+        press = threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        press.start()
+        try:
+            await asyncio.wait([waiting])
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert waiting.cancelled()
+
+    asyncio.run(cell())
+
+    assert night.wait_out() == "KeyboardInterrupt"
+
+
 def test_a_cancelled_task_leaves_the_programs_of_others_alone_and_starts_none(tmp_path: Path) -> None:
     codes: dict[str, int] = {}
     go_on = threading.Event()
