@@ -56,9 +56,9 @@ print(json.dumps(dict(seconds=seconds, wall=wall, rows=rows, memory=peak, said=s
 NIGHTBRIDGE = """
 import sys
 import pandas
-from nightbridge.outputs.event_files import read_event_files, scalar_table
+from nightbridge.outputs.event_files import find_event_files, read_event_files, scalar_table
 """ + MEASURE.format(
-    read="""files, damage = read_event_files(Path(sys.argv[1]).parent)
+    read="""files, damage = read_event_files(find_event_files(Path(sys.argv[1]).parent))
 rows, said = len(scalar_table(files)), "; ".join(damage)"""
 )
 

@@ -162,20 +162,11 @@ def file_time(path: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def read_event_files(source: Path | Sequence[Path]) -> tuple[list[EventFile], list[str]]:
-    """Read all event files of a run.
-
-    Args:
-        source: A folder to search, one event file, or a list of event files. A missing folder has none.
-
-    Returns:
-        The files that can be read, in the order of writing, and one line per damaged file.
-    """
-    if isinstance(source, Path):
-        source = find_event_files(source) if not source.is_file() else (source,)
+def read_event_files(paths: Sequence[Path]) -> tuple[list[EventFile], list[str]]:
+    """Read event files: those that can be read, in the order of writing, and one line per damaged file."""
     files: list[EventFile] = []
     damage: list[str] = []
-    for path in source:
+    for path in paths:
         try:
             files.append(read_event_file(path))
         except DamagedData as error:
@@ -198,7 +189,7 @@ def find_scalars(path: Path) -> tuple[FoundScalars, bytes]:
 
 
 def _find_scalars(path: Path) -> tuple[FoundScalars, bytes]:
-    files, damage = read_event_files(path)
+    files, damage = read_event_files((path,) if path.is_file() else find_event_files(path))
     skipped = sum((Counter(file.skipped) for file in files), Counter[str]())
     return FoundScalars(damage=tuple(damage), skipped=skipped), metrics_parquet(scalar_table(files))
 

@@ -362,16 +362,11 @@ class LogTail:
     """One log file, read on from where the last look ended.
 
     A file that is missing has no lines yet. One that became shorter, or is another file under the same name, was
-    rotated and is read from its beginning.
-
-    Args:
-        path: The log.
-        most: Bytes of one look; what was written beyond them is left out, the older part first.
+    rotated and is read from its beginning. Of more than `MAX_BYTES` at one look the older part is left out.
     """
 
-    def __init__(self, path: Path, *, most: int = MAX_BYTES) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._most = most
         self._file: tuple[int, int] | None = None
         self._offset = 0
         self._rest = b""
@@ -408,10 +403,10 @@ class LogTail:
         file, size = (found.st_dev, found.st_ino), found.st_size
         if file != self._file or size < self._offset:
             self._file, self._offset, self._rest, self._in_cut_line = file, 0, b"", False
-        if size - self._offset > self._most:
-            self._offset, self._rest, self._in_cut_line = size - self._most, b"", True
+        if size - self._offset > MAX_BYTES:
+            self._offset, self._rest, self._in_cut_line = size - MAX_BYTES, b"", True
         stream.seek(self._offset)
-        data = stream.read(self._most)
+        data = stream.read(MAX_BYTES)
         self._offset += len(data)
         return data
 

@@ -183,13 +183,14 @@ def _measure_run(run: RunToMeasure) -> tuple[MeasuredRun, bytes]:
     plan = run.plan
     output = read_run(run.job, plan.output_dir, plan.checkpoint_dir)
     settings = read_settings(run.spec, output.config_container)
-    summary, table = measure(output, run.spec.test.gate, plan.max_steps, settings, run.job)
+    curves = read_curves(output.event_files, output.logs)
+    summary = summarise(curves, run.spec.test.gate, plan.max_steps, settings, run.job)
     summary = summary.model_copy(update={"damage": (*summary.damage, *unreadable_numbers(run.job.attempt_dir))})
     earlier = tuple(read_files(job, _output_dir_of(job, plan)) for job in run.jobs[:-1])
     facts = read_facts(output, run.job, run.pinned)
-    report = _report(run, output, table, summary)
+    report = _report(run, output, curves.table, summary)
     measured = MeasuredRun(output=output, summary=summary, earlier=earlier, facts=facts, training_report=report)
-    return measured, metrics_parquet(table)
+    return measured, metrics_parquet(curves.table)
 
 
 def _report(run: RunToMeasure, output: RunOutput, table: "pd.DataFrame", summary: Summary) -> dict[str, Any] | None:
@@ -208,37 +209,17 @@ def _output_dir_of(earlier: Job, plan: LaunchPlan) -> Path | None:
     return earlier.attempt_dir / plan.output_dir.relative_to(plan.attempt_dir)
 
 
-def measure(
-    output: RunOutput,
-    gate: GatePolicy,
-    steps_expected: int | None,
-    settings: RunSettings | None = None,
-    job: Job | None = None,
-) -> "tuple[Summary, pd.DataFrame]":
-    """Measure a run from its event files and logs.
-
-    Args:
-        output: What the run left.
-        gate: Only `warmup_steps` and `post_profiling_steps` are used.
-        steps_expected: The iterations that the run had to reach; None when the recipe decides.
-        settings: How the run was configured (`read_settings`).
-        job: The job, for the times that Slurm knows.
-
-    Returns:
-        The summary, where None means not measured, and the scalar table for `metrics.parquet`
-        (`event_files.COLUMNS`; rows from the log have the file `log`).
-    """
-    curves = read_curves(output.event_files, output.logs)
-    return summarise(curves, gate, steps_expected, settings or RunSettings(), job), curves.table
-
-
 _VALIDATION_TAG = "lm loss validation"
 
 
 def summarise(
     curves: Curves, gate: GatePolicy, steps_expected: int | None, settings: RunSettings, job: Job | None
 ) -> Summary:
-    """Summarise curves; see the module for the steady window."""
+    """Summarise curves, where None means not measured; see the module for the steady window.
+
+    Of `gate` only `warmup_steps` and `post_profiling_steps` are used. `steps_expected` are the iterations that the run
+    had to reach; None when the recipe decides. `job` has the times that Slurm knows.
+    """
     warm = _after_warmup(curves, gate.warmup_steps)
     profiled = settings.profiled
     if profiled is not None:

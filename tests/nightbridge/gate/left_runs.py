@@ -21,8 +21,9 @@ from nightbridge.gate.run_verdict import compare
 from nightbridge.harvest.manifest import MANIFEST, METRICS, RECORD, Manifest, commit_manifest
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GatePolicy, Job, JobState, JobStatus, RunRecord, StoredFile, Verdict
+from nightbridge.outputs.curves import read_curves
 from nightbridge.outputs.experiment import read_facts, read_run
-from nightbridge.outputs.measurements import measure, read_settings
+from nightbridge.outputs.measurements import read_settings, summarise
 from nightbridge.outputs.run_evidence import evidence
 from nightbridge.slurm.outcome import classify_job
 from nightbridge.store.checksum import sha256_hex
@@ -238,11 +239,12 @@ def harvest(left: Left, store: ObjectStore, folder: Path, night: str, **spec: An
         left.damage(job_dir)
     output = read_run(job, None)
     settings = read_settings(record.spec, output.config_container)
-    summary, metrics = measure(output, gate, record.plan.max_steps, settings, job)
+    curves = read_curves(output.event_files, output.logs)
+    summary = summarise(curves, gate, record.plan.max_steps, settings, job)
     job = classify_job(job, evidence(output, record.plan.max_steps))
     facts = read_facts(output, job)
     return committed(
-        record.model_copy(update={"jobs": (job,), "summary": summary, "facts": facts}), metrics, store, folder
+        record.model_copy(update={"jobs": (job,), "summary": summary, "facts": facts}), curves.table, store, folder
     )
 
 

@@ -10,8 +10,12 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from nightbridge.models import Job
-from nightbridge.outputs.event_files import read_event_files, scalar_table
+from nightbridge import models
+from nightbridge.models import GatePolicy, Job
+from nightbridge.outputs.curves import read_curves
+from nightbridge.outputs.event_files import find_event_files, read_event_files, scalar_table
+from nightbridge.outputs.experiment import RunOutput
+from nightbridge.outputs.measurements import RunSettings, summarise
 
 
 @dataclass
@@ -40,8 +44,20 @@ class EventFileBuilder:
 
 def scalars(source: Path | Sequence[Path]) -> tuple[pd.DataFrame, list[str]]:
     """The scalars of a run, and the damage of its event files."""
-    files, damage = read_event_files(source)
+    files, damage = read_event_files(find_event_files(source) if isinstance(source, Path) else source)
     return scalar_table(files), damage
+
+
+def measure(
+    output: RunOutput,
+    gate: GatePolicy,
+    steps_expected: int | None,
+    settings: RunSettings | None = None,
+    job: Job | None = None,
+) -> tuple[models.Summary, pd.DataFrame]:
+    """The summary of a run, and its scalar table."""
+    curves = read_curves(output.event_files, output.logs)
+    return summarise(curves, gate, steps_expected, settings or RunSettings(), job), curves.table
 
 
 @dataclass

@@ -18,12 +18,12 @@ from nightbridge.models import CheckpointState, GatePolicy, LaunchPlan
 from nightbridge.outputs.checkpoints import layout_state
 from nightbridge.outputs.experiment import LINES, read_run
 from nightbridge.outputs.logs import MAX_BYTES, MAX_LINE_BYTES, TrainingProgress, progress_in_log, read_logs
-from nightbridge.outputs.measurements import RunToMeasure, measure, measure_run
+from nightbridge.outputs.measurements import RunToMeasure, measure_run
 from nightbridge.outputs.run_evidence import RunToRead, evidence_of
 from nightbridge.slurm.attempt_files import read_claim, read_exit_code, unreadable_numbers
 from tests.builders import make_spec
 from tests.hostile import CHECKPOINT, CORPUS, FOLDERS, MADE, corpus, path_of, plant
-from tests.nightbridge.outputs.builders import RunFolder, StepLine
+from tests.nightbridge.outputs.builders import RunFolder, StepLine, measure
 
 STEPS = 20
 T = TypeVar("T")

@@ -456,8 +456,11 @@ def test_a_log_of_a_gigabyte_costs_one_bounded_read(log: Any) -> None:
     assert tail.new_lines() == ["last"]
 
 
-def test_what_is_written_faster_than_it_is_read_leaves_out_the_older_part_and_no_half_line(log: Any) -> None:
-    tail = LogTail(log, most=25)
+def test_what_is_written_faster_than_it_is_read_leaves_out_the_older_part_and_no_half_line(
+    log: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightbridge.outputs.logs.MAX_BYTES", 25)
+    tail = LogTail(log)
     append(log, "first\n")
     tail.new_lines()
     append(log, "".join(f"line {number:03}\n" for number in range(100)))
@@ -467,7 +470,7 @@ def test_what_is_written_faster_than_it_is_read_leaves_out_the_older_part_and_no
 
 
 def test_a_line_without_an_end_is_not_kept_for_ever(log: Any) -> None:
-    tail = LogTail(log, most=1 << 20)
+    tail = LogTail(log)
     append(log, "x" * (100 << 10))
     first = tail.new_lines()
     append(log, "end of it\nnext\n")

@@ -15,8 +15,8 @@ from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.outputs.curves import logging_interval
 from nightbridge.outputs.event_files import COLUMNS, metrics_parquet
 from nightbridge.outputs.experiment import read_run
-from nightbridge.outputs.measurements import ProfiledSteps, RunSettings, measure
-from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder, StepLine
+from nightbridge.outputs.measurements import ProfiledSteps, RunSettings
+from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder, StepLine, measure
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 
 from nightbridge.models import GatePolicy, Job, JobState, JobStatus, Outcome, Summary
 from nightbridge.outputs.experiment import read_run
-from nightbridge.outputs.measurements import RunSettings, measure
+from nightbridge.outputs.measurements import RunSettings
 from nightbridge.outputs.run_evidence import evidence
 from nightbridge.slurm.outcome import classify_job
-from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder, StepLine
+from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder, StepLine, measure
 
 
 def test_what_is_no_finite_number_is_kept_as_a_word_and_the_summary_can_be_read_again(run_folder: RunFolder) -> None:

@@ -7,10 +7,9 @@ import pytest
 from nightbridge.launch.config_container import ConfigContainer
 from nightbridge.models import GatePolicy
 from nightbridge.outputs.experiment import read_run
-from nightbridge.outputs.measurements import measure
 from nightbridge.outputs.training_report import training_report
 from tests.builders import make_test
-from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder
+from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder, measure
 
 TRANSFORMER = {"tensor_model_parallel_size": 2, "num_layers": 32, "sequence_parallel": True}
 CONTAINER = ConfigContainer(
