@@ -16,7 +16,7 @@ from nightbridge.files import open_workspace
 from nightbridge.gate.paired_trial import CORE_FOLDER, ProposedChange, trial_arm
 from nightbridge.history.reading import last_good_dump, series_of
 from nightbridge.images.enroot import find_enroot
-from nightbridge.images.image import Importer, check_image_file, current_image, pull_image, recorded_image
+from nightbridge.images.image import Importer, current_image, image_file, pull_image, recorded_image
 from nightbridge.images.node_import import NodeImporter
 from nightbridge.launch.launch_plan import check_workspace, make_launch_plan
 from nightbridge.models import Checkout, ClusterLimits, Image, Job, LaunchPlan, RunSpec, Scenario, Site, Violation
@@ -176,7 +176,7 @@ def validate(
     )
     _refuse_errors(run, violations, attempt_dir)
     if image.path is not None and not may_have_job(attempt_dir):
-        check_image_file(image.path)  # it may have been removed since an earlier attempt
+        image_file(image.path)  # it may have been removed since an earlier attempt
     plan = make_launch_plan(run, checkout, image, limits, site, attempt, attempt_dir)
     plan = without_failed_nodes(plan, earlier, limits)
     log = get_run_logger()

@@ -97,7 +97,9 @@ class Enroot(Model):
         temp = temporary_folder(self.settings.temp)
         # Where it is not configured, enroot's own default.
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        check_folders(self.settings.cache or Path(os.environ.get("ENROOT_CACHE_PATH") or home / "enroot"), temp)
+        cache = self.settings.cache or Path(os.environ.get("ENROOT_CACHE_PATH") or home / "enroot")
+        for folder, what in ((cache, "the cache of images"), (temp, "the folder in which images are unpacked")):
+            check_writable(folder, what=what, advice=OTHER_FOLDERS)
         try:
             # A killed enroot leaves its folder behind; in one of ours it is found again.
             with scratch_dir(output, temp) as folder, enroot_config(self.credentials.get_secret_value()) as config:
@@ -252,17 +254,6 @@ def temporary_folder(configured: Path | None) -> Path:
     Unpacking needs a local file system.
     """
     return configured or Path(os.environ.get("ENROOT_TEMP_PATH") or tempfile.gettempdir())
-
-
-def check_folders(cache: Path, temp: Path) -> None:
-    """Raise unless an import can write where fetched layers are kept and where the image is unpacked.
-
-    Raises:
-        PermanentError: A folder cannot be written.
-        TransientError: A folder cannot be written now.
-    """
-    for folder, what in ((cache, "the cache of images"), (temp, "the folder in which images are unpacked")):
-        check_writable(folder, what=what, advice=OTHER_FOLDERS)
 
 
 @contextmanager

@@ -122,7 +122,7 @@ def current_image(spec: RunSpec, importer: Callable[[], Importer]) -> str:
     if written == NO_CONTAINER:
         return written
     if is_path(written):
-        status = _existing(written).stat()
+        status = image_file(written).stat()
         return f"{status.st_size} {status.st_mtime_ns}"
     reference = _reference(spec)
     return reference.digest or importer().digest(reference)
@@ -133,20 +133,16 @@ def is_path(text: str) -> bool:
     return text.startswith(("/", ".", "~")) or text.endswith(".sqsh") or os.path.isfile(text)
 
 
-def _existing(written: str) -> Path:
-    path = Path(os.path.expanduser(written)).absolute()
-    check_image_file(path)
-    return path
-
-
-def check_image_file(path: Path) -> None:
-    """Check that an image's file is there.
+def image_file(written: Path | str) -> Path:
+    """The file of an image that is named by its path.
 
     Raises:
-        InvalidInput: It is not.
+        InvalidInput: It is not there.
     """
+    path = Path(os.path.expanduser(written)).absolute()
     if not os.path.isfile(path):
         raise InvalidInput("no such image file", subject=str(path), advice="Check container_image")
+    return path
 
 
 def recorded_image(spec: RunSpec, site: Site) -> Image | None:
@@ -164,7 +160,7 @@ def _sidecar(path: Path, workspace: Path) -> Path:
 
 
 def _local_image(written: str, workspace: Path) -> Image:
-    path = _existing(written)
+    path = image_file(written)
     sidecar = _sidecar(path, workspace)
     with lease(sidecar.with_suffix(".lease")):
         record = _valid_record(sidecar, path)

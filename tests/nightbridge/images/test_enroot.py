@@ -13,7 +13,7 @@ import pytest
 
 from nightbridge.errors import InvalidInput, PermanentError, TransientError
 from nightbridge.files import remove_tree
-from nightbridge.images.enroot import Enroot, check_folders, find_enroot
+from nightbridge.images.enroot import Enroot, find_enroot
 from nightbridge.images.image import pull_image
 from nightbridge.images.registry import ImageReference, parse_reference
 from nightbridge.models import ImageImport, RunSpec, Site
@@ -207,7 +207,7 @@ def test_a_shared_file_system_that_is_away_for_a_moment_is_transient(
     monkeypatch.setattr("nightbridge.files.write_atomically", away)
 
     with pytest.raises(TransientError, match="cannot be written: Stale file handle"):
-        check_folders(tmp_path, tmp_path)
+        Enroot(program=tmp_path, version="4").import_image(NEMO, tmp_path / "image.sqsh")
 
 
 @contextlib.contextmanager
