@@ -47,10 +47,6 @@ class Flag:
     source: Literal["test", "site"] = "test"
     secret: str | None = None
 
-    def exists_in(self, version: Version) -> bool:
-        """Whether that version's launcher has the flag."""
-        return self.first <= version
-
 
 FLAGS: tuple[Flag, ...] = (
     Flag("account", "-a", source="site"),
@@ -237,7 +233,7 @@ def choices_of(field: str, version: Version) -> Choices:
 
 def known_in(version: Version) -> dict[str, Choices]:
     """The flags of a version as this table has them, for when there is no checkout to read."""
-    return {flag.option: choices_of(flag.field, version) for flag in FLAGS if flag.option and flag.exists_in(version)}
+    return {flag.option: choices_of(flag.field, version) for flag in FLAGS if flag.option and flag.first <= version}
 
 
 # --- how a flag and its value are written ----------------------------------------------------------------------------

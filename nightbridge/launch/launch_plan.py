@@ -127,6 +127,7 @@ def make_launch_plan(
     # A container has the job's folder.
     folder = attempt_dir / "output" if image.kind == "none" else None
     attempt_name = f"{spec.run_key}-a{attempt}"
+    code = (f"{bridge}:{test.megatron_bridge.mount_as}",) if test.megatron_bridge.mount_as else ()
     values: dict[str, Any] = {
         **test.cmd_args,
         **_output_arguments(spec, folder, attempt_name),
@@ -137,7 +138,7 @@ def make_launch_plan(
         "account": site.cluster.account or NO_ACCOUNT,
         "partition": site.cluster.partition or "",
         "time_limit": clock(time_limit_seconds(test)) if test.time_limit else "",
-        "custom_mounts": _mounts(test, bridge) if image.kind == "sqsh" else (),
+        "custom_mounts": (*test.extra_container_mounts, *code) if image.kind == "sqsh" else (),
         "detach": True,
         "packager": "none" if "--packager" in known else "",
     }
@@ -233,11 +234,6 @@ def _words(values: Mapping[str, Any], known: KnownFlags) -> Iterator[str]:
                 advice="Pin a Megatron-Bridge commit from v0.3.0 on",
             )
         yield from words
-
-
-def _mounts(test: TestDefinition, bridge: Path) -> tuple[str, ...]:
-    mount_as = test.megatron_bridge.mount_as
-    return (*test.extra_container_mounts, *((f"{bridge}:{mount_as}",) if mount_as else ()))
 
 
 def _overrides(test: TestDefinition, values: Mapping[str, Any], folder: Path | None) -> dict[str, str]:

@@ -158,7 +158,7 @@ OVERRIDE = """
 
 
 def _every_flag(version: Version) -> str:
-    fields = [flag for flag in FLAGS if flag.source == "test" and flag.exists_in(version) and flag.field not in ALONE]
+    fields = [flag for flag in FLAGS if flag.source == "test" and flag.first <= version and flag.field not in ALONE]
     args = "\n".join(f"{flag.field} = {toml_value(_sample(flag, version))}" for flag in fields)
     return _ours(f'{args}\n[extra_env_vars]\nNCCL_DEBUG = "WARN"\nPYTHONPATH = "/opt/x:${{PYTHONPATH}}"{OVERRIDE}')
 
