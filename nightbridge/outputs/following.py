@@ -194,38 +194,31 @@ class _Follower:
         )
 
 
-class EventFileTail:
-    """One event file, read on from the last record that was whole. What is wrong behind it is the harvest's to say."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
-        self._columns = Columns()
-
-    def new_rows(self) -> list[Row]:
-        """The scalars of the records that were finished since the last look, tags as written.
-
-        A file that is missing has none yet. A writer makes each of its files once, and only adds to it.
-
-        Raises:
-            OSError: The file is there and cannot be read.
-        """
-        with contextlib.suppress(RecordsEnd, FileNotFoundError, RefusedFile), open_regular(self.path) as stream:
-            for offset in read_on(stream, os.fstat(stream.fileno()).st_size, self._columns, self._offset):
-                self._offset = offset
-        return self._columns.take()
-
-
 class EventTail:
-    """All event files of some folders; a restart of the job adds another one, and a look finds it."""
+    """All event files of some folders, each read on from the last record that was whole.
+
+    A restart of the job adds another one, and a look finds it. A writer makes each of its files once, and only adds to
+    it. What is wrong behind the last whole record is the harvest's to say.
+    """
 
     def __init__(self, *folders: Path) -> None:
         self._folders = folders
-        self._tails: dict[Path, EventFileTail] = {}
+        self._columns: dict[Path, Columns] = {}
+        self._offsets: dict[Path, int] = {}
 
     def new_rows(self) -> list[Row]:
-        """What was written since the last look, the older file first. A missing folder has nothing yet."""
+        """The scalars of the records that were finished since the last look, tags as written, the older file first.
+
+        A missing folder has nothing yet.
+
+        Raises:
+            OSError: A file is there and cannot be read.
+        """
         for path in (path for folder in self._folders for path in find_event_files(folder)):
-            self._tails.setdefault(path, EventFileTail(path))
-        oldest_first = sorted(self._tails, key=lambda path: (file_time(path), path.name))
-        return [row for path in oldest_first for row in self._tails[path].new_rows()]
+            self._columns.setdefault(path, Columns())
+        for path, columns in self._columns.items():
+            with contextlib.suppress(RecordsEnd, FileNotFoundError, RefusedFile), open_regular(path) as stream:
+                for offset in read_on(stream, os.fstat(stream.fileno()).st_size, columns, self._offsets.get(path, 0)):
+                    self._offsets[path] = offset
+        oldest_first = sorted(self._columns, key=lambda path: (file_time(path), path.name))
+        return [row for path in oldest_first for row in self._columns[path].take()]

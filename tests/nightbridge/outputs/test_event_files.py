@@ -32,7 +32,7 @@ from nightbridge.outputs.event_files import (
     metrics_parquet,
     read_event_file,
 )
-from nightbridge.outputs.following import EventFileTail
+from nightbridge.outputs.following import EventTail
 from tests.nightbridge.outputs.builders import EventFileBuilder, scalars
 
 
@@ -339,7 +339,7 @@ class TestBlocks:
 
     def _one_by_one(self, path: Path, content: Any) -> Any:
         path.write_bytes(content)
-        return EventFileTail(path).new_rows()
+        return EventTail(path.parent).new_rows()
 
     @pytest.mark.parametrize("size", [1, 60, 61, 100, 4096, 1 << 20])
     def test_blocks_of_any_size_give_the_rows_that_single_records_give(
@@ -390,6 +390,7 @@ class TestBlocks:
     def test_what_looks_like_a_record_within_another_is_none(self, event_file: Callable[..., EventFileBuilder]) -> None:
         inner = event_file().scalar("within", 5, 1.0).write()
         within = inner.read_bytes()[_record_offsets(inner)[1] :]
+        inner.unlink()
         builder = event_file(time=1_760_000_900)
         for step in range(300):
             builder.scalar("lm loss", step, 1.0)

@@ -12,7 +12,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from nightbridge.outputs.event_decoder import Row
 from nightbridge.outputs.event_files import read_event_file
-from nightbridge.outputs.following import MAX_LINES, EventFileTail, EventTail, RunFollower
+from nightbridge.outputs.following import MAX_LINES, EventTail, RunFollower
 from nightbridge.outputs.logs import TrainingProgress
 from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder
 
@@ -162,9 +162,10 @@ def test_a_record_written_by_halves_at_any_byte_comes_once_and_whole(
     whole = event_file().scalar("lm loss", 1, 2.5).scalar("lm loss", 2, 2.25).write()
     content, rows = whole.read_bytes(), list(read_event_file(whole).rows)
     for cut in range(len(content) + 1):
-        growing = tmp_path / f"events.out.tfevents.1.cut{cut}"
+        growing = tmp_path / str(cut) / "events.out.tfevents.1.cut"
+        growing.parent.mkdir()
         growing.write_bytes(content[:cut])
-        tail = EventFileTail(growing)
+        tail = EventTail(growing.parent)
         first = tail.new_rows()
         with growing.open("ab") as stream:
             stream.write(content[cut:])
@@ -175,9 +176,10 @@ def test_room_that_the_file_system_allocated_ahead_is_filled_later(
     tmp_path: Path, event_file: Callable[..., EventFileBuilder]
 ) -> None:
     content = event_file().scalar("lm loss", 1, 2.5).scalar("lm loss", 2, 2.25).write().read_bytes()
-    path = tmp_path / "events.out.tfevents.1.ahead"
+    path = tmp_path / "job" / "events.out.tfevents.1.ahead"
+    path.parent.mkdir()
     path.write_bytes(content[:-30] + bytes(4096))
-    tail = EventFileTail(path)
+    tail = EventTail(path.parent)
     assert steps(tail.new_rows()) == [1]
     path.open("r+b").write(content)
     assert steps(tail.new_rows()) == [2]
