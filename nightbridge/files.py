@@ -235,10 +235,8 @@ def reading(path: Path) -> Iterator[None]:
 def walk(folder: Path, on_error: Callable[[OSError], None] = _stop) -> Iterator[tuple[Path, list[str], list[str]]]:
     """Folders, with the names of folders and of files in them, as of `os.walk`, below one that others can write.
 
-    Args:
-        folder: Where to begin.
-        on_error: Called with a folder that cannot be listed, one that lies deeper than `MAX_DEPTH` (which Python would
-            follow down to the end of its stack), and that in which the names become more than `MAX_NAMES`.
+    `on_error` is called with a folder that cannot be listed, one that lies deeper than `MAX_DEPTH` (which Python would
+    follow down to the end of its stack), and that in which the names become more than `MAX_NAMES`.
 
     Raises:
         OSError: There is such a folder, unless `on_error` takes it.
@@ -262,18 +260,14 @@ def walk(folder: Path, on_error: Callable[[OSError], None] = _stop) -> Iterator[
 def copy_regular(
     source: Path,
     target: Path,
+    below: Path | None,
     change: Callable[[bytes], bytes] = bytes,
-    below: Path | None = None,
     length: int | None = None,
 ) -> None:
-    """Copy what a file that others can write has when it is opened, however fast it grows.
+    """Copy what a file that others can write has when it is opened, as by `open_regular`, however fast it grows.
 
-    Args:
-        source: The file, opened as by `open_regular`.
-        target: The copy; replaced.
-        change: What is written of each chunk; called with b"" after the last one.
-        below: As of `open_regular`.
-        length: How many bytes of it; when None all of a text, in which a line stands for a hole of `LEAST_HOLE`.
+    `change` makes what is written of each chunk; called with b"" after the last one. `length` is how many bytes are
+    copied; when None all of a text, in which a line stands for a hole of `LEAST_HOLE`.
 
     Raises:
         DamagedData: The source cannot be read.
@@ -364,11 +358,7 @@ def create_model(path: Path, model: "BaseModel") -> bool:
 def read_model(path: Path, kind: type[_M], *, what: str, advice: str) -> _M | None:
     """Read a model that was written as JSON; None where there is no such file.
 
-    Args:
-        path: The file.
-        kind: The model.
-        what: The message for a file that holds something else.
-        advice: How the user can fix that.
+    `what` is the message for a file that holds something else, `advice` how the user can fix that.
 
     Raises:
         DamagedData: The file does not hold such a model.
@@ -409,10 +399,7 @@ def flush_folder(folder: Path) -> None:
 def check_writable(folder: Path, *, what: str, advice: str) -> None:
     """Make a folder if it is not there, and check that files can be written in it.
 
-    Args:
-        folder: The folder.
-        what: What the folder is to the user, such as `the workspace`.
-        advice: How the user can fix it where it cannot be written.
+    `what` is what the folder is to the user, such as `the workspace`, `advice` what to do where it cannot be written.
 
     Raises:
         PermanentError: They cannot.

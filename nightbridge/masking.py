@@ -93,12 +93,6 @@ def _with_parts(values: Iterable[str]) -> set[str]:
     return {*values, *parts, *map(os.path.expandvars, parts)}
 
 
-def _wide_texts(values: Iterable[str]) -> set[bytes]:
-    """The values in UTF-16, as other languages keep texts; without the zero that stands last or first."""
-    long = (value for value in _with_parts(values) if len(value) >= MIN_ENCODED)
-    return {value.encode("utf-16-le", "surrogatepass").rstrip(b"\0") for value in long}
-
-
 _MULTIPLIER = 2654435761
 """Knuth's, for multiplicative hashing."""
 
@@ -148,7 +142,9 @@ class _Texts:
 
 @functools.lru_cache(maxsize=8)
 def _texts(values: frozenset[str]) -> _Texts:
-    return _Texts(_known_texts(values) | _wide_texts(values))
+    # In UTF-16, as other languages keep texts, too; without the zero that stands last or first.
+    wide = (value.encode("utf-16-le", "surrogatepass") for value in _with_parts(values) if len(value) >= MIN_ENCODED)
+    return _Texts(_known_texts(values) | {text.rstrip(b"\0") for text in wide})
 
 
 MIN_PIECE = 12
@@ -313,7 +309,7 @@ def copy_masked(source: Path, target: Path, secrets: Iterable[str], below: Path 
             found = masker.mask(found, last=not piece)
         return found
 
-    copy_regular(source, target, masked, below)
+    copy_regular(source, target, below, masked)
     return sum(masker.found for masker in maskers)
 
 

@@ -173,7 +173,13 @@ def store_run(
             committed_at=utc_now(),
             record=record,
         )
-        _check_stored(store, manifest)
+        # Whatever the store answered to the uploads: a listing proves that it has what the manifest will promise.
+        if problems := missing_objects(store, manifest):
+            raise TransientError(
+                f"{len(problems)} objects are not as they were sent ({problems[0]})",
+                subject=store.url_of(manifest.prefix),
+                advice="Harvest the run again; if it persists, check that the endpoint is the S3 server itself",
+            )
         commit_manifest(store, manifest)
     # Read back, whoever committed it: what counts is what the store returns.
     committed = _committed_run(request, store)
@@ -181,17 +187,6 @@ def store_run(
         subject = store.url_of(request.prefix)
         raise TransientError("the store does not return the manifest that was committed", subject=subject)
     return committed
-
-
-def _check_stored(store: ObjectStore, manifest: Manifest) -> None:
-    """Prove by a listing that the store has what the manifest will promise, whatever it answered to the uploads."""
-    problems = missing_objects(store, manifest)
-    if problems:
-        raise TransientError(
-            f"{len(problems)} objects are not as they were sent ({problems[0]})",
-            subject=store.url_of(manifest.prefix),
-            advice="Harvest the run again; if it persists, check that the endpoint is the S3 server itself",
-        )
 
 
 def _committed_run(request: HarvestRequest, store: ObjectStore) -> RunRecord | None:

@@ -69,7 +69,6 @@ Write = Callable[[int, memoryview], None]
 class _Range(NamedTuple):
     """A range of an object; `sha256` None where only the checksum of the whole is known."""
 
-    number: int
     start: int
     end: int
     sha256: bytes | None
@@ -361,7 +360,7 @@ def _parts(file: StoredFile) -> list[_Range]:
     if not file.part_size:
         digests = bytes.fromhex(file.sha256)
     return [
-        _Range(number, start, min(start + step, file.size), digests[number * DIGEST : (number + 1) * DIGEST] or None)
+        _Range(start, min(start + step, file.size), digests[number * DIGEST : (number + 1) * DIGEST] or None)
         for number, start in enumerate(range(0, file.size, step or 1))
     ]
 

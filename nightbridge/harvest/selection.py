@@ -99,8 +99,7 @@ def _single_files(output: RunOutput, stored_below: str = "") -> Iterator[Unit]:
         *((path, _below(output, path, "profiles", "profiles"), "other") for path in output.profiles),
     )
     for path, stored, kind in files:
-        file = LocalFile(str(path), stored_below + stored, kind, _folder_of(output, path))
-        yield Unit(path=file.path, files=(file,))
+        yield Unit.of(path, stored_below + stored, kind, _folder_of(output, path))
 
 
 def _checkpoint_units(output: RunOutput, policy: str, load_with: str | None) -> tuple[list[Unit], list[LeftOut]]:

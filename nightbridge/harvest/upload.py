@@ -62,9 +62,9 @@ class Unit(Model):
     checkpoint: Checkpoint | None = None
 
     @classmethod
-    def of(cls, source: Path, path: str, kind: FileKind) -> "Unit":
+    def of(cls, source: Path, path: str, kind: FileKind, below: Path | None = None) -> "Unit":
         """A unit of one file."""
-        return cls(path=path, files=(LocalFile(str(source), path, kind),))
+        return cls(path=path, files=(LocalFile(str(source), path, kind, below),))
 
 
 class Uploaded(Model):
@@ -204,7 +204,7 @@ class _Sender:
             raise DamagedData(f"{why}, and no record of it is whole")
         copy = self._scratch / str(number)
         try:
-            copy_regular(Path(file.source), copy, below=file.below, length=length)
+            copy_regular(Path(file.source), copy, file.below, length=length)
             stored = self._send(number, file, stamp, FileSource(copy, secrets=self._secrets))
         finally:
             copy.unlink(missing_ok=True)

@@ -122,9 +122,7 @@ class ConfigSchema(Model):
     def problem(self, path: str, text: str | None) -> str | None:
         """What is wrong with an override; None where nothing is, or where the source does not say.
 
-        Args:
-            path: The dotted path without `+` or `~`.
-            text: The value as Hydra reads it; None where the override removes the key.
+        `path` has dots, and no `+` or `~`; `text` is None where the override removes the key.
         """
         types: tuple[str, ...] = (CONTAINER,)
         parts = path.split(".")

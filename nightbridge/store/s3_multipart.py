@@ -67,18 +67,15 @@ class _Part(NamedTuple):
         """Whether the part has the bytes in the buffer."""
         if self.size != filled:
             return False
-        return self.sha256 == sha256 if self.sha256 else self.etag == _md5(buffer, filled)
+        return self.sha256 == sha256 if self.sha256 else self.etag == md5_hex(memoryview(buffer)[:filled])
 
 
 class Uploader:
     """Sends files into one bucket. Safe for many threads, which share the memory and the requests.
 
-    Args:
-        client: The boto3 client.
-        buffers: Memory for parts, shared with whoever sends whole files.
-        bucket: The bucket.
-        head: Returns the answer to HEAD with `ChecksumMode` for a key of the bucket; None when there is no object.
-        options: Further arguments of each request that makes an object, such as its encryption.
+    The buffers are shared with whoever sends whole files. `head` returns the answer to HEAD with `ChecksumMode` for a
+    key of the bucket; None when there is no object. `options` are further arguments of each request that makes an
+    object, such as its encryption.
     """
 
     def __init__(
@@ -309,7 +306,7 @@ def has_bytes_of(answer: Answer, source: FileSource) -> bool:
     etags = []
     while filled := source.read_into(buffer):
         if sha256 is None:
-            etags.append(_md5(buffer, filled))
+            etags.append(md5_hex(memoryview(buffer)[:filled]))
     if sha256 is not None:
         return source.sha256 == sha256
     return plain_etag(answer) == (_etag_of_parts(etags) if usual else "".join(etags) or md5_hex(b""))
@@ -342,10 +339,6 @@ def _etag_of_parts(etags: list[str]) -> str | None:
     except ValueError:
         return None  # no MD5s, so the whole object's ETag is unknown
     return f"{md5_hex(digests)}-{len(etags)}"
-
-
-def _md5(buffer: bytearray, filled: int) -> str:
-    return md5_hex(memoryview(buffer)[:filled])
 
 
 def _base64(digest: bytes) -> str:
