@@ -4,7 +4,7 @@ Also nights as text for a terminal: a table of many, and the lines of one.
 """
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -201,8 +201,8 @@ def _phase(status: JobStatus, job: Submission) -> tuple[RunPhase, datetime | Non
     return RunPhase.WAITING, status.submitted_at or job.submitted_at
 
 
-def nights_table(nights: Iterable[Night]) -> "Table":
-    """One row for each night, in the given order."""
+def nights_table(nights: Sequence[Night]) -> "Table":
+    """One row for each night, in the given order; with the year of its begin where there are two."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -210,13 +210,14 @@ def nights_table(nights: Iterable[Night]) -> "Table":
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("night", "scenario", "began (UTC)", "ended", "verdict", "tests"):
         table.add_column(heading, no_wrap=heading in ("night", "began (UTC)"), overflow="fold")
+    # Without the year: 80 columns leave room for the names of bad tests.
+    began = "%m-%d %H:%M" if len({night.start.begun_at.year for night in nights}) < 2 else "%Y-%m-%d %H:%M"
     for night in nights:
         start, end = night.start, night.ended
         bad = ", ".join(verdict.test_id for verdict in end.verdicts if EXIT_CODES[verdict.status]) if end else ""
         count = len(start.tests) + len(start.invalid)
         table.add_row(
-            # Without the year: 80 columns leave room for the names of bad tests.
-            *map(Text, (start.night, start.scenario, f"{start.begun_at:%m-%d %H:%M}")),
+            *map(Text, (start.night, start.scenario, f"{start.begun_at:{began}}")),
             Text(f"{end.ended_at:%H:%M}" if end else "–"),
             Text(state_of(night), style="bold red" if end and end.exit_code else ""),
             Text(f"{count}: {bad}" if bad else str(count)),

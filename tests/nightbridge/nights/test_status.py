@@ -4,7 +4,7 @@ import io
 import re
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -209,6 +209,18 @@ def test_a_night_that_was_begun_again_has_no_end_among_the_nights(tmp_path: Path
 
     shown = [str(next(iter(column.cells))) for column in table.columns]
     assert shown[3:] == ["–", "not ended, and its process is gone", "1"]
+
+
+def test_nights_of_two_years_have_their_year(tmp_path: Path) -> None:
+    def begun(year: int) -> Night:
+        at = datetime(year, 1, 1, 2, tzinfo=UTC)
+        return Night(start=NightStart(night="n", scenario="s", cluster="c", workspace=tmp_path, begun_at=at))
+
+    def shown(*years: int) -> list[str]:
+        return [str(cell) for cell in nights_table([begun(year) for year in years]).columns[2].cells]
+
+    assert shown(2027, 2026) == ["2027-01-01 02:00", "2026-01-01 02:00"]
+    assert shown(2027, 2027) == ["01-01 02:00", "01-01 02:00"]
 
 
 def test_eighty_columns_have_room_for_the_names_of_bad_tests(tmp_path: Path) -> None:
