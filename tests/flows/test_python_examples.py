@@ -93,11 +93,11 @@ from prefect import flow
 import nightbridge
 from nightbridge.errors import InvalidInput
 
-KEY = nightbridge.read_history("llama-small", system="site.toml").to_dataframe()["run_key"].iloc[0]
-NIGHT = {"night": "2026-11-20"}
+RUN = nightbridge.read_history("llama-small", system="site.toml").to_dataframe().iloc[0]
+KEY, NIGHT = RUN["run_key"], {"night": RUN["night"]}
 CALLS = {
-    "nightly_regression": (["conf/practice/vlm_small.toml"], NIGHT),
-    "run_pipeline": (["conf/practice/vlm_small.toml"], NIGHT),
+    "nightly_regression": (["conf/practice/nightly.toml"], NIGHT),
+    "run_pipeline": (["conf/practice/nightly.toml"], NIGHT),
     "run_sweep": (["conf/practice/sweep.toml"], NIGHT),
     "bisect_regression": (["llama-small"], {}),
     "attribute_regression": (["llama-small"], {}),
@@ -138,7 +138,7 @@ asyncio.run(cell())
 of_ones_own()
 asyncio.run(async_of_ones_own())
 """
-"""Two nights, each found again by whoever names it later. Nothing is worse, and nothing is to be tried."""
+"""A night that is stored and a sweep that is found again by whoever names it later. Nothing is worse or to be tried."""
 
 RETURNED = {
     "nightly_regression": "NightReport",
