@@ -195,7 +195,7 @@ def _rerun_exits(cluster: Cluster) -> Iterator[str]:
     Raises:
         PermanentError: Batch scripts usually end with one of them.
     """
-    effects = {"RequeueExit": "runs it again, whole", "RequeueExitHold": "holds it in the queue"}
+    effects = {"RequeueExit": "starts it again, which the guard ends", "RequeueExitHold": "holds it in the queue"}
     for key, effect in effects.items():
         if (value := cluster.configured(key)) is None:
             continue

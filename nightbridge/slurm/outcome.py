@@ -164,6 +164,8 @@ class _Case(NamedTuple):
             said += f" ({self.status.reason})"
         if self.script_code:
             said += f", exit code {self.script_code}"
+        if self.status.exit_code == ALREADY_CLAIMED and self.exit_file not in (None, ALREADY_CLAIMED):
+            said += "; Slurm then started it again, which ended at once"
         if self.evidence.last_error:
             said += f": {self.evidence.last_error}"
         if quota := _QUOTA.search(self.evidence.last_error):
@@ -189,7 +191,7 @@ _RULES: tuple[_Rule, ...] = (
     _Rule(
         lambda case: case.started_twice and not case.trained,
         Outcome.INFRASTRUCTURE,
-        "Slurm started the job a second time, on {case.nodes}, without a requeue; that start ended at once",
+        "Slurm started the job a second time, on {case.nodes}; that start ended at once",
     ),
     _Rule(
         lambda case: case.guard_code == ALREADY_CLAIMED,

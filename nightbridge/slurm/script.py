@@ -24,7 +24,7 @@ EXIT_CODE = "exit_code"
 NOT_VISIBLE = 78
 """The guard's exit code when the node does not see the attempt's folder (EX_CONFIG of sysexits.h)."""
 ALREADY_CLAIMED = 79
-"""The guard's exit code when another job has claimed the attempt. No exit-code file is written for either."""
+"""The guard's exit code when another job or start has claimed the attempt. No exit-code file is written for either."""
 NOT_WRITABLE = 77
 """The guard's exit code when the node sees the attempt's folder and cannot write there (EX_NOPERM)."""
 
@@ -67,7 +67,15 @@ if [ "${%(inner)s:-}" != "${SLURM_JOB_ID:-none}" ]; then
     nb_holder=$(nb_read "$nb_attempt/%(claim)s")
     # A job that was requeued takes over from its earlier start. One that slurmctld started a second time does not.
     nb_earlier=${nb_holder#"$SLURM_JOB_ID "}
+    nb_pid="$nb_attempt/.pid.$SLURM_JOB_ID"
     if [ "$nb_earlier" != "$nb_holder" ] && [ "${nb_earlier%%%% *}" -lt "${SLURM_RESTART_COUNT:-0}" ] 2> /dev/null; then
+        # Nor does one after an end that nobody had asked for: RequeueExit of slurm.conf does not honour --no-requeue.
+        if [ -e "$nb_attempt/%(exit_code)s" ] && [ ! -e "$nb_pid" ]; then
+            rm -f "$nb_mine"
+            echo "job $SLURM_JOB_ID ends: its script ended with $(nb_read "$nb_attempt/%(exit_code)s") by itself, and" \
+                "Slurm started it again (RequeueExit in slurm.conf?)" >&2
+            exit %(already_claimed)d
+        fi
         mv -f "$nb_mine" "$nb_attempt/%(claim)s"
         nb_holder=$(nb_read "$nb_attempt/%(claim)s")
     fi
@@ -76,8 +84,7 @@ if [ "${%(inner)s:-}" != "${SLURM_JOB_ID:-none}" ]; then
         echo "job $SLURM_JOB_ID ends: job ${nb_holder%%%% *} has claimed $nb_attempt (${nb_holder#* })" >&2
         exit %(already_claimed)d
     fi
-    rm -f "$nb_attempt/%(exit_code)s"
-    nb_pid="$nb_attempt/.pid.$SLURM_JOB_ID"
+    rm -f "$nb_attempt/%(exit_code)s" "$nb_pid"
     # The recorder waits in the foreground, where an exit code cannot be lost, and outlives what ends the script. This
     # shell waits in the background, where a signal interrupts it, so that it can hand the signal on. (bash 5.2 can
     # lose the status of a child that ends while a signal interrupts `wait`.)
@@ -92,7 +99,11 @@ if [ "${%(inner)s:-}" != "${SLURM_JOB_ID:-none}" ]; then
         exit "$nb_code"
     ) <&0 &
     nb_recorder=$!
-    nb_hand_on() { kill -s "$1" "$(nb_read "$nb_pid")" 2> /dev/null; }
+    nb_term=
+    nb_hand_on() {
+        [ "$1" != TERM ] || nb_term=1
+        kill -s "$1" "$(nb_read "$nb_pid")" 2> /dev/null
+    }
     for nb_signal in HUP INT QUIT TERM USR1 USR2; do
         trap "nb_hand_on $nb_signal" "$nb_signal"
     done
@@ -101,7 +112,8 @@ if [ "${%(inner)s:-}" != "${SLURM_JOB_ID:-none}" ]; then
         nb_status=$?
     done
     nb_code=$(nb_read "$nb_attempt/%(exit_code)s" 2> /dev/null)
-    rm -f "$nb_pid"
+    # What stays of a script that Slurm ended: a requeue that did so starts it again.
+    [ -n "$nb_term" ] || rm -f "$nb_pid"
     exit "${nb_code:-$nb_status}"
 fi
 unset %(inner)s
@@ -127,8 +139,9 @@ def wrap_script(text: str, attempt_dir: Path) -> str:
     The shebang and every #SBATCH line stay where sbatch reads them, less `--requeue`, plus `--no-requeue`: a job that
     Slurm starts again behind our back would overwrite its own evidence. A requeue by an administrator keeps the job id
     and adds one to SLURM_RESTART_COUNT, so it takes the claim over and runs again. A second start of the same count,
-    which a slurmctld makes that was killed before it had saved the first one, ends at once. Less `--wait`, too: sbatch
-    would answer only when the job has ended.
+    which a slurmctld makes that was killed before it had saved the first one, ends at once. So does one after a script
+    that ended without a SIGTERM, which RequeueExit of slurm.conf makes: the first start's exit code stands. Less
+    `--wait`, too: sbatch would answer only when the job has ended.
 
     Raises:
         LaunchRefused: The script has no shebang, or one that is not a shell's.

@@ -62,7 +62,7 @@ sbatch --requeue --parsable "$exp/train_sbatch.sh"
 def slurm_cluster() -> Iterator[SlurmDaemons]:
     """Daemons for this module alone."""
     need(missing_reason())
-    daemons = start_slurm(min_job_age=5, extra_conf=PARTITIONS)
+    daemons = start_slurm(min_job_age=5, extra_conf=(*PARTITIONS, "RequeueExit=42"))
     yield daemons
     daemons.stop()
 
@@ -370,6 +370,25 @@ def test_a_job_that_an_administrator_requeues_is_followed_to_its_second_end(
 
     assert refused.returncode != 0
     assert ended.outcome is Outcome.SUCCEEDED
+    assert run.jobs() == [job.job_id]
+
+
+def test_a_job_that_slurm_requeues_for_its_exit_code_runs_once(run: Run, slurm_cluster: SlurmDaemons) -> None:
+    """RequeueExit does not honour --no-requeue."""
+    marker = run.attempt.workspace / "ran"
+    job = run.submit(f"echo again >> {marker}; exit 42")
+    run.follow(job)
+    job_id = str(job.job_id)
+    wait_until(lambda: slurm_cluster.command("squeue", "-h", "-o", "%r", "-j", job_id).stdout.strip() == "BeginTime")
+    time.sleep(2)
+    slurm_cluster.command("scontrol", "update", f"job={job_id}", "starttime=now")
+
+    ended = run.ended(0)
+
+    assert marker.read_text() == "again\n"
+    assert (ended.outcome, ended.exit_file_code) == (Outcome.PROGRAM_ERROR, 42)
+    assert "exit code 42; Slurm then started it again, which ended at once" in ended.outcome_reason
+    assert slurm_cluster.command("squeue", "-h", "-j", job_id).stdout == ""
     assert run.jobs() == [job.job_id]
 
 

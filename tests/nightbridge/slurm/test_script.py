@@ -111,13 +111,38 @@ def test_a_second_job_ends_at_once_and_names_the_holder_of_the_attempt(attempt: 
 
 
 def test_the_same_job_runs_again_after_a_requeue(attempt: Path) -> None:
-    run("#!/bin/bash\nexit 1\n", attempt)
+    """Slurm ends what it puts back into the queue; a program may turn that SIGTERM into any exit code."""
+    for restarts in ("0", "1"):
+        first = start(
+            f"#!/bin/bash\ntrap 'exit 1' TERM\ntouch '{attempt}/up'\nsleep 100 & wait\n",
+            attempt,
+            SLURM_RESTART_COUNT=restarts,
+        )
+        wait_until((attempt / "up").exists)
+        os.killpg(first.pid, signal.SIGTERM)
+        assert first.wait(timeout=120) == 1
+        (attempt / "up").unlink()
 
-    again = run("#!/bin/bash\nexit 0\n", attempt, SLURM_RESTART_COUNT="1")
+    again = run("#!/bin/bash\nexit 0\n", attempt, SLURM_RESTART_COUNT="2")
 
     assert again.returncode == 0
-    assert (attempt / "claim").read_text().startswith("7 1 ")
+    assert (attempt / "claim").read_text().startswith("7 2 ")
     assert (attempt / "exit_code").read_text() == "0\n"
+
+
+@pytest.mark.parametrize("code", [0, 13])
+def test_a_script_that_ended_by_itself_is_not_run_again(code: int, attempt: Path) -> None:
+    """RequeueExit of slurm.conf does not honour --no-requeue."""
+    run(f"#!/bin/bash\nexit {code}\n", attempt)
+
+    for restarts in ("1", "2"):
+        again = run(f"#!/bin/bash\ntouch '{attempt}/ran-twice'\n", attempt, SLURM_RESTART_COUNT=restarts)
+
+        assert again.returncode == ALREADY_CLAIMED
+        assert f"job 7 ends: its script ended with {code} by itself, and Slurm started it again" in again.stderr
+    assert (attempt / "exit_code").read_text() == f"{code}\n"
+    assert not (attempt / "ran-twice").exists()
+    assert sorted(entry.name for entry in attempt.iterdir()) == [ATTEMPT_FILE, "claim", "exit_code"]
 
 
 @pytest.mark.parametrize("restarts", ["0", "1"])
