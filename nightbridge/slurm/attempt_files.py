@@ -23,7 +23,14 @@ from typing import Literal, TypeVar
 
 from pydantic import Field
 
-from nightbridge.errors import DamagedData, LaunchRefused, PermanentError, StatusUnknown, TransientError
+from nightbridge.errors import (
+    DamagedData,
+    LaunchRefused,
+    NightbridgeError,
+    PermanentError,
+    StatusUnknown,
+    TransientError,
+)
 from nightbridge.files import RefusedFile, create_model, read_model, read_regular, write_model
 from nightbridge.models import ClusterSettings, Job, Model, RunKey, StoredModel, utc_now
 from nightbridge.numbers import whole_number
@@ -69,8 +76,8 @@ class AttemptContext(StoredModel):
         return f"{self.run_key}-a{self.attempt}"
 
 
-class OtherCluster(PermanentError):
-    """Slurm's commands reach another cluster here than the one to which an attempt was submitted."""
+class CannotKnow(PermanentError):
+    """A cluster, as this process queries it, cannot know an attempt's job: another cluster or user has it."""
 
 
 class Intent(StoredModel):
@@ -82,6 +89,7 @@ class Intent(StoredModel):
     launcher_script: Path
     experiment_dir: Path
     slurm_cluster: str | None = Field(None, description="Where to: Slurm's own ClusterName; None where it had none.")
+    uid: int | None = Field(None, description="Whose job it becomes; None in those of earlier releases.")
 
 
 class Submission(StoredModel):
@@ -217,6 +225,21 @@ def may_have_job(attempt_dir: Path) -> bool:
         return True
 
 
+def is_of_another_workspace(job_id: int, attempt_dir: Path, cluster: Cluster) -> bool:
+    """Whether a job that has this attempt's name was submitted by a workspace with the same night, scenario and test.
+
+    Only where that is proven: this attempt has not recorded it as submitted, and the job's script lies in the folder of
+    an attempt that was opened at another time. A record that is damaged or missing must not keep a job of ours alive.
+    """
+    with contextlib.suppress(NightbridgeError, OSError):
+        recorded = read_submission(attempt_dir)
+        is_ours = recorded is not None and recorded.job_id == job_id and not recorded.found
+        script = None if is_ours else cluster.script_of(job_id)
+        if script is not None:
+            return read_attempt(script.parent).opened_at != read_attempt(attempt_dir).opened_at
+    return False
+
+
 def read_refusal(attempt_dir: Path, *, since: datetime) -> SubmitRefusal | None:
     """Why the shim refused at or after `since`, None when it did not."""
     refusal = _read(SubmitRefusal, attempt_dir / REFUSAL_FILE)
@@ -276,33 +299,61 @@ def declare_intent(
         launcher_script=launcher_script,
         experiment_dir=experiment_dir,
         slurm_cluster=slurm_cluster,
+        uid=os.getuid(),
     )
     path = attempt_dir / ("intent.json" if after == 0 else f"intent-{after + 1}.json")
     return path if create_model(path, intent) else None
 
 
-def check_same_cluster(attempt_dir: Path, cluster: Cluster) -> None:
-    """Raise where this cluster's ignorance of an attempt's job proves nothing: the job may have gone to another one.
+def check_can_know(attempt_dir: Path, cluster: Cluster) -> None:
+    """Raise where this cluster's ignorance of an attempt's job proves nothing: another cluster, or user, may have it.
 
-    A site without `slurm_conf` means the cluster that the shell does, by a module or by SLURM_CONF. Of a job whose end
-    is recorded nothing is left to be concluded.
+    A site without `slurm_conf` means the cluster that the shell does, by a module or by SLURM_CONF. Jobs are found by
+    name among those of this user, and PrivateData hides all others. Of a job whose end is recorded nothing is left to
+    be concluded.
 
     Raises:
-        OtherCluster: It was submitted to a cluster of another name.
+        CannotKnow: It was submitted to another cluster, or by another user.
         StatusUnknown: This cluster does not tell its name now.
     """
-    names = {intent.slurm_cluster for intent in read_intents(attempt_dir) if intent.slurm_cluster}
-    if not names or (attempt_dir / ENDED_FILE).exists():
+    intents = read_intents(attempt_dir)
+    if not intents or (attempt_dir / ENDED_FILE).exists():
         return
-    here = cluster.configured(CLUSTER_NAME)
-    if here is None:
-        raise StatusUnknown("cannot tell which cluster this is", subject=cluster.settings.name, advice="Will retry")
-    if others := names - {here}:
-        raise OtherCluster(
-            f"submitted to Slurm's cluster {' and '.join(sorted(others))}, and Slurm's commands reach {here} here",
-            subject=str(attempt_dir),
-            advice="Start the night again where they reach that cluster, or set slurm_conf in the site file",
+    if uids := {str(intent.uid) for intent in intents if intent.uid not in (None, os.getuid())}:
+        whose = " and ".join(sorted(uids))
+        raise _cannot_know(
+            attempt_dir,
+            f"submitted by uid {whose}, and uid {os.getuid()} queries Slurm here, which may hide that user's jobs",
+            f"Start the night again as uid {whose}",
         )
+    here = cluster.settings
+    with contextlib.suppress(DamagedData):
+        there = read_attempt(attempt_dir).cluster
+        if (there.kind == "local") != (here.kind == "local"):
+            raise _cannot_know(
+                attempt_dir,
+                f"submitted to the cluster {there.name} (kind = {there.kind}), and this site's is {here.name} "
+                f"(kind = {here.kind})",
+                "Start the night again with a site file whose [cluster] is that one",
+            )
+    names = {intent.slurm_cluster for intent in intents if intent.slurm_cluster}
+    name = cluster.configured(CLUSTER_NAME) if names else None
+    if names and name is None:
+        raise StatusUnknown("cannot tell which cluster this is", subject=here.name, advice="Will retry")
+    if others := names - {name}:
+        raise _cannot_know(
+            attempt_dir,
+            f"submitted to Slurm's cluster {' and '.join(sorted(others))}, and Slurm's commands reach {name} here",
+            "Start the night again where they reach that cluster, or set slurm_conf in the site file",
+        )
+
+
+def _cannot_know(attempt_dir: Path, happened: str, advice: str) -> CannotKnow:
+    """The error, whose advice ends with what helps where that cluster or user is gone, or has another name by now."""
+    files = " and ".join(str(path) for _, path in _intent_files(attempt_dir))
+    name = f"{attempt_dir.parent.name}-{attempt_dir.name}"
+    gone = f"if that is gone or was renamed, and no job {name} lives, remove {files} and start the night again"
+    return CannotKnow(happened, subject=str(attempt_dir), advice=f"{advice}; {gone}")
 
 
 def newest_intent(attempt_dir: Path) -> int:

@@ -46,10 +46,10 @@ from nightbridge.slurm.attempt_files import (
     AttemptContext,
     Submission,
     attempt_numbers,
-    check_same_cluster,
+    check_can_know,
     claiming_submission,
     current_attempt,
-    may_have_job,
+    is_of_another_workspace,
     open_attempt,
     read_attempt,
     read_cancellation,
@@ -186,7 +186,7 @@ def _cancel_run(run_key: str, workspace: Path, cluster: Cluster) -> CancelledJob
             with _noted(doubts, name):
                 lookup = cluster.find(name)
                 for job_id in live_jobs(name, lookup, cluster.states):
-                    if _is_of_another_workspace(job_id, attempt_dir, cluster):
+                    if is_of_another_workspace(job_id, attempt_dir, cluster):
                         log.warning("job %d has the name %s, and is another workspace's: left alone", job_id, name)
                         continue
                     with _noted(doubts, name):
@@ -194,19 +194,6 @@ def _cancel_run(run_key: str, workspace: Path, cluster: Cluster) -> CancelledJob
                         jobs.append((run_key, job_id))
                 _check_certain(lookup, attempt_dir, cluster)
     return CancelledJobs(tuple(jobs), tuple(doubts))
-
-
-def _is_of_another_workspace(job_id: int, attempt_dir: Path, cluster: Cluster) -> bool:
-    """Whether a job that has this attempt's name was submitted by a workspace with the same night, scenario and test.
-
-    Only where that is proven: this attempt records no job, and the job's script lies in the folder of an attempt that
-    was opened at another time. A record that is damaged or missing must not keep a job of ours alive.
-    """
-    with contextlib.suppress(NightbridgeError, OSError):
-        script = None if may_have_job(attempt_dir) else cluster.script_of(job_id)
-        if script is not None:
-            return read_attempt(script.parent).opened_at != read_attempt(attempt_dir).opened_at
-    return False
 
 
 @contextlib.contextmanager
@@ -223,7 +210,7 @@ def _check_certain(lookup: Lookup, attempt_dir: Path, cluster: Cluster) -> None:
         raise StatusUnknown("squeue or sacct did not answer")
     if lookup.jobs:
         return
-    check_same_cluster(attempt_dir, cluster)
+    check_can_know(attempt_dir, cluster)
     for intent in read_intents(attempt_dir):
         age = (utc_now() - intent.at).total_seconds()
         if age < cluster.accounting_horizon:
@@ -374,6 +361,7 @@ def unrecorded_ends(
 
     Raises:
         StatusUnknown: Slurm did not answer.
+        CannotKnow: The job is in another cluster, or another user's.
         LaunchRefused: A job that had to end well is over, and the run that it belongs to failed before it recorded how.
     """
     over: list[int] = []
@@ -384,6 +372,8 @@ def unrecorded_ends(
         if submission is None or ended is not None:
             continue
         status = cluster.states([submission.job_id]).get(submission.job_id)
+        if status is None or status.name not in ("", submission.name):
+            check_can_know(attempts_of(run_key, workspace)[-1].attempt_dir, cluster)
         if status is not None and status.state not in TERMINAL:
             continue
         if is_watched:

@@ -36,10 +36,11 @@ from nightbridge.slurm.attempt_files import (
     Intent,
     Submission,
     SubmitRefusal,
-    check_same_cluster,
+    check_can_know,
     claimed_at,
     declare_intent,
     intent_of,
+    is_of_another_workspace,
     newest_intent,
     read_attempt,
     read_claim,
@@ -162,13 +163,14 @@ def find_submission(context: AttemptContext, cluster: Cluster) -> Submission | N
         return submission
     lookup = cluster.find(context.name)
     claimant = read_claim(context.attempt_dir)
-    if lookup.jobs:
+    own = [job for job in lookup.jobs if not is_of_another_workspace(job.job_id, context.attempt_dir, cluster)]
+    if own:
         # Of several jobs of one name, the one that claimed the attempt; else the first, which will.
-        job = min(lookup.jobs, key=lambda job: (job.job_id != claimant, job.job_id))
+        job = min(own, key=lambda job: (job.job_id != claimant, job.job_id))
         return _record_found(context, job.job_id, job.submitted_at or utc_now())
     if claimant is not None:
         return _record_found(context, claimant, claimed_at(context.attempt_dir))
-    check_same_cluster(context.attempt_dir, cluster)
+    check_can_know(context.attempt_dir, cluster)
     for intent in read_intents(context.attempt_dir):
         _check_intent(context, intent, cluster.accounting_horizon)
     if not lookup.complete:
@@ -177,6 +179,8 @@ def find_submission(context: AttemptContext, cluster: Cluster) -> Submission | N
             subject=context.name,
             advice="Will look it up again",
         )
+    if lookup.jobs:
+        raise _foreign(context, lookup.jobs[0].job_id)
     return None
 
 
@@ -270,14 +274,18 @@ def _lives(intent: Intent) -> bool:
 def _record_found(context: AttemptContext, job_id: int, submitted_at: datetime) -> Submission:
     intent = intent_of(context.attempt_dir, submitted_at)
     if intent is None:
-        raise DamagedData(
-            f"Slurm has job {job_id} of the name {context.name}, and no record here says what it runs",
-            subject=str(context.attempt_dir),
-            advice="If another workspace of yours runs this night, give one of them another night id; else cancel the "
-            "job, or let it end, and give this night another id",
-        )
+        raise _foreign(context, job_id)
     script, folder = intent.launcher_script, intent.experiment_dir
     return _record(context, job_id, script, folder, submitted_at=submitted_at, found=True)
+
+
+def _foreign(context: AttemptContext, job_id: int) -> DamagedData:
+    return DamagedData(
+        f"Slurm has job {job_id} of the name {context.name}, and no record here says what it runs",
+        subject=str(context.attempt_dir),
+        advice="If another workspace of yours runs this night, give one of them another night id; else cancel the "
+        "job, or let it end, and give this night another id",
+    )
 
 
 def _record(

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from nightbridge.errors import DamagedData, NightbridgeError, PermanentError, StatusUnknown, TransientError
 from nightbridge.models import Job, JobState, JobStatus, utc_now
 from nightbridge.slurm.attempt_files import (
-    OtherCluster,
-    check_same_cluster,
+    CannotKnow,
+    check_can_know,
     exit_code_written_at,
     in_its_folder,
     read_attempt,
@@ -354,8 +354,8 @@ class Watcher:
                 status = self._cluster.states([job.job_id]).get(job.job_id)
                 known = status is not None and self._own(job, status) is not None
                 if lookup.complete and not known:
-                    check_same_cluster(job.attempt_dir, self._cluster)
-            except OtherCluster as error:
+                    check_can_know(job.attempt_dir, self._cluster)
+            except CannotKnow as error:
                 with self._changed:
                     watched.error = error
                     self._changed.notify_all()

@@ -1,18 +1,22 @@
 """When it is known that no job of a run lives on: through commands that answer as Slurm's do, or not at all."""
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from nightbridge.errors import StatusUnknown
+from nightbridge.errors import DamagedData, StatusUnknown
 from nightbridge.files import write_model
 from nightbridge.models import ClusterSettings, utc_now
-from nightbridge.slurm.attempt_files import AttemptContext, Intent, open_attempt
+from nightbridge.slurm.attempt_files import AttemptContext, CannotKnow, Intent, open_attempt, read_submission
 from nightbridge.slurm.attempts import cancel_jobs
 from nightbridge.slurm.command_line import CommandLineCluster
+from nightbridge.slurm.local import LocalCluster
 from nightbridge.slurm.node_command import run_on_node
+from nightbridge.slurm.sbatch_shim import find_submission
+from tests.builders import record_submission
 
 KEYS = tuple(f"llama-2026-11-21-000000000{number}" for number in (1, 2, 3))
 
@@ -73,11 +77,13 @@ def attempts(slurm: Slurm, tmp_path: Path) -> list[AttemptContext]:
     return opened
 
 
-def declare(attempt: AttemptContext, *, seconds_ago: float, slurm_cluster: str | None = None) -> None:
+def declare(
+    attempt: AttemptContext, *, seconds_ago: float, slurm_cluster: str | None = None, uid: int | None = None
+) -> None:
     folder = attempt.attempt_dir
     at = utc_now() - timedelta(seconds=seconds_ago)
     intent = Intent(at=at, host="login1", pid=4711, launcher_script=folder / "job.sh", experiment_dir=folder)
-    write_model(folder / "intent.json", intent.model_copy(update={"slurm_cluster": slurm_cluster}))
+    write_model(folder / "intent.json", intent.model_copy(update={"slurm_cluster": slurm_cluster, "uid": uid}))
 
 
 def test_every_live_job_of_the_runs_is_cancelled(slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path) -> None:
@@ -154,14 +160,49 @@ def test_the_job_of_another_workspace_with_the_same_night_is_left_alone(
     assert found.jobs == ((KEYS[1], 101), (KEYS[2], 102))
 
 
-@pytest.mark.parametrize("reason", ["an intent of ours", "our record is lost", "their record is lost", "an alias"])
+def test_of_two_workspaces_that_both_submitted_a_night_each_has_its_own_job(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+) -> None:
+    ours, theirs = attempts[0], open_attempt(tmp_path / "production", KEYS[0], slurm.settings)
+    slurm.say(live={100: theirs.name, 200: ours.name}, past={})
+    slurm.scripts = {100: theirs.attempt_dir / "job.sh", 200: ours.attempt_dir / "job.sh"}
+    for attempt in (ours, theirs):
+        declare(attempt, seconds_ago=86_400)
+
+    found = find_submission(ours, slurm)
+    cancelled = cancel_jobs(KEYS[:1], tmp_path, slurm)
+
+    assert found is not None
+    assert found.job_id == 200
+    assert (slurm.cancelled, cancelled) == ([200], (((KEYS[0], 200),), ()))
+    assert cancel_jobs(KEYS[:1], tmp_path / "production", slurm).jobs == ((KEYS[0], 100),)
+
+
+def test_the_job_of_another_workspace_is_not_taken_for_that_of_a_submitter_that_died(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+) -> None:
+    ours, theirs = attempts[0], open_attempt(tmp_path / "production", KEYS[0], slurm.settings)
+    slurm.say(live={100: theirs.name}, past={})
+    slurm.scripts = {100: theirs.attempt_dir / "job.sh"}
+
+    declare(ours, seconds_ago=3)
+    with pytest.raises(StatusUnknown, match="login1 may have submitted this attempt"):
+        find_submission(ours, slurm)
+    declare(ours, seconds_ago=86_400)
+    with pytest.raises(DamagedData, match="If another workspace of yours runs this night"):
+        find_submission(ours, slurm)
+
+    assert read_submission(ours.attempt_dir) is None
+
+
+@pytest.mark.parametrize("reason", ["a record of ours", "our record is lost", "their record is lost", "an alias"])
 def test_what_may_be_our_job_is_cancelled_wherever_its_script_lies(
     slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path, reason: str
 ) -> None:
     theirs = open_attempt(tmp_path / "production", KEYS[0], slurm.settings).attempt_dir
     slurm.scripts = {100: theirs / "job.sh"}
-    if reason == "an intent of ours":
-        declare(attempts[0], seconds_ago=86_400)
+    if reason == "a record of ours":
+        record_submission(attempts[0].attempt_dir, attempts[0].name, 100)
     elif reason == "an alias":
         (tmp_path / "mount").symlink_to(tmp_path)
         slurm.scripts = {100: tmp_path / "mount" / (attempts[0].attempt_dir / "job.sh").relative_to(tmp_path)}
@@ -244,6 +285,62 @@ def test_another_cluster_leaves_open_whether_there_is_a_job(
 
     slurm.slurm_name = "eos"
     assert cancel_jobs(KEYS, tmp_path, slurm).doubts == ()
+
+
+def test_a_cluster_that_has_another_name_by_now_knows_all_once_the_named_file_is_gone(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+) -> None:
+    slurm.say(live={}, past={})
+    declare(attempts[0], seconds_ago=86_400, slurm_cluster="eos")
+    intent = attempts[0].attempt_dir / "intent.json"
+
+    with pytest.raises(
+        CannotKnow,
+        match=rf"was renamed, and no job {attempts[0].name} lives, remove {intent} and start the night again",
+    ):
+        find_submission(attempts[0], slurm)
+    intent.unlink()
+
+    assert find_submission(attempts[0], slurm) is None
+    assert cancel_jobs(KEYS, tmp_path, slurm).doubts == ()
+
+
+@pytest.mark.parametrize("slurm_cluster", ["eos", None])
+def test_a_site_of_the_embedded_cluster_names_the_slurm_that_an_attempt_belongs_to(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path, slurm_cluster: str | None
+) -> None:
+    embedded = LocalCluster(ClusterSettings(name="laptop"), tmp_path / "cluster")
+    declare(attempts[0], seconds_ago=86_400, slurm_cluster=slurm_cluster)
+
+    said = r"submitted to the cluster c \(kind = slurm\), and this site's is laptop \(kind = local\)"
+    with pytest.raises(CannotKnow, match=rf"{said}\. Start the night again with a site file whose \[cluster\] is that"):
+        find_submission(attempts[0], embedded)
+    with pytest.raises(StatusUnknown, match=said):
+        cancel_jobs(KEYS, tmp_path, embedded).check("night")
+
+
+def test_a_job_of_the_embedded_cluster_is_not_lost_for_slurm(slurm: Slurm, tmp_path: Path) -> None:
+    attempt = open_attempt(tmp_path, KEYS[0], ClusterSettings(name="laptop"))
+    slurm.say(live={}, past={})
+    declare(attempt, seconds_ago=86_400)
+
+    with pytest.raises(CannotKnow, match=r"submitted to the cluster laptop \(kind = local\)"):
+        find_submission(attempt, slurm)
+
+
+def test_a_job_of_another_user_may_be_hidden(slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path) -> None:
+    """PrivateData=jobs, and a workspace of two users; jobs are found by name among the user's own anyway."""
+    slurm.say(live={}, past={})
+    declare(attempts[0], seconds_ago=86_400, uid=os.getuid() + 1)
+
+    said = rf"submitted by uid {os.getuid() + 1}, and uid {os.getuid()} queries Slurm here"
+    with pytest.raises(CannotKnow, match=rf"{said}.* Start the night again as uid {os.getuid() + 1}"):
+        find_submission(attempts[0], slurm)
+    with pytest.raises(StatusUnknown, match=said):
+        cancel_jobs(KEYS, tmp_path, slurm).check("night")
+
+    declare(attempts[0], seconds_ago=86_400, uid=os.getuid())
+    assert find_submission(attempts[0], slurm) is None
 
 
 def test_of_a_job_whose_end_is_recorded_another_cluster_leaves_nothing_open(

@@ -5,9 +5,21 @@ from pathlib import Path
 import pytest
 
 from nightbridge.errors import LaunchRefused
-from nightbridge.models import ClusterSettings, GitRepo, Job, Outcome, RunDependency, RunSpec, TestDefinition, utc_now
-from nightbridge.slurm.attempt_files import AttemptContext, open_attempt, record_ended
-from nightbridge.slurm.attempts import NotSubmittedYet, attempts_of, dependency_options
+from nightbridge.models import (
+    ClusterSettings,
+    GitRepo,
+    Job,
+    JobState,
+    JobStatus,
+    Outcome,
+    RunDependency,
+    RunSpec,
+    TestDefinition,
+    utc_now,
+)
+from nightbridge.slurm.attempt_files import AttemptContext, CannotKnow, declare_intent, open_attempt, record_ended
+from nightbridge.slurm.attempts import NotSubmittedYet, attempts_of, dependency_options, unrecorded_ends
+from nightbridge.slurm.local import LocalCluster
 from tests.builders import record_submission
 
 TEST = TestDefinition(
@@ -120,3 +132,18 @@ def test_what_had_to_end_well_and_did_not_refuses_the_run(tmp_path: Path, outcom
 def test_a_test_that_cannot_run_refuses_what_needs_it(tmp_path: Path) -> None:
     with pytest.raises(LaunchRefused, match="that cannot run"):
         dependency_options(after(("start_post_success", "base", ())), tmp_path, lambda _: False)
+
+
+@pytest.mark.parametrize("status", [None, JobStatus(job_id=11, name="of-somebody-else", state=JobState.RUNNING)])
+def test_a_cluster_that_cannot_know_a_job_proves_no_end_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: JobStatus | None
+) -> None:
+    """A site that was switched to another cluster, where the id may be another job's."""
+    attempt = open_attempt(tmp_path, "base", ClusterSettings(kind="slurm", name="eos"))
+    declare_intent(attempt.attempt_dir, tmp_path / "job.sh", tmp_path, after=0)
+    record_submission(attempt.attempt_dir, attempt.name, 11)
+    here = LocalCluster(ClusterSettings(), tmp_path / "cluster")
+    monkeypatch.setattr(here, "states", lambda job_ids: {11: status} if status else {})
+
+    with pytest.raises(CannotKnow, match="submitted to the cluster eos"):
+        unrecorded_ends(after(("start_post_comp", "base", ("base",))), tmp_path, lambda _: True, here)
