@@ -235,8 +235,10 @@ def reading(path: Path) -> Iterator[None]:
 def walk(folder: Path, on_error: Callable[[OSError], None] = _stop) -> Iterator[tuple[Path, list[str], list[str]]]:
     """Folders, with the names of folders and of files in them, as of `os.walk`, below one that others can write.
 
-    `on_error` is called with a folder that cannot be listed, one that lies deeper than `MAX_DEPTH` (which Python would
-    follow down to the end of its stack), and that in which the names become more than `MAX_NAMES`.
+    Args:
+        folder: Where to begin.
+        on_error: Called with a folder that cannot be listed, one that lies deeper than `MAX_DEPTH` (which Python would
+            follow down to the end of its stack), and that in which the names become more than `MAX_NAMES`.
 
     Raises:
         OSError: There is such a folder, unless `on_error` takes it.
@@ -264,10 +266,14 @@ def copy_regular(
     change: Callable[[bytes], bytes] = bytes,
     length: int | None = None,
 ) -> None:
-    """Copy what a file that others can write has when it is opened, as by `open_regular`, however fast it grows.
+    """Copy what a file that others can write has when it is opened, however fast it grows.
 
-    `change` makes what is written of each chunk; called with b"" after the last one. `length` is how many bytes are
-    copied; when None all of a text, in which a line stands for a hole of `LEAST_HOLE`.
+    Args:
+        source: The file, opened as by `open_regular`.
+        target: The copy; replaced.
+        below: As of `open_regular`.
+        change: What is written of each chunk; called with b"" after the last one.
+        length: How many bytes of it; when None all of a text, in which a line stands for a hole of `LEAST_HOLE`.
 
     Raises:
         DamagedData: The source cannot be read.
@@ -358,7 +364,11 @@ def create_model(path: Path, model: "BaseModel") -> bool:
 def read_model(path: Path, kind: type[_M], *, what: str, advice: str) -> _M | None:
     """Read a model that was written as JSON; None where there is no such file.
 
-    `what` is the message for a file that holds something else, `advice` how the user can fix that.
+    Args:
+        path: The file.
+        kind: The model.
+        what: The message for a file that holds something else.
+        advice: How the user can fix that.
 
     Raises:
         DamagedData: The file does not hold such a model.
@@ -399,7 +409,10 @@ def flush_folder(folder: Path) -> None:
 def check_writable(folder: Path, *, what: str, advice: str) -> None:
     """Make a folder if it is not there, and check that files can be written in it.
 
-    `what` is what the folder is to the user, such as `the workspace`, `advice` what to do where it cannot be written.
+    Args:
+        folder: The folder.
+        what: What the folder is to the user, such as `the workspace`.
+        advice: How the user can fix it where it cannot be written.
 
     Raises:
         PermanentError: They cannot.

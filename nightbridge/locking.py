@@ -151,7 +151,10 @@ def brief_lease(path: Path) -> Iterator[None]:
 def get_or_create(path: Path, kind: type[M], create: Callable[[], M]) -> M:
     """Return the value stored at `path`; if there is none, call `create` and store its result while all others wait.
 
-    The file is created whole and never changed. What `create` raises is raised here, and nothing is stored.
+    Args:
+        path: The file that stores the value. It is created whole and never changed.
+        kind: The value's model.
+        create: Makes the value. What it raises is raised here, and nothing is stored.
 
     Raises:
         DamagedData: The file cannot be read.

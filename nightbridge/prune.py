@@ -101,9 +101,12 @@ class Old(Model):
 def choose(candidates: Sequence[Removal], policy: Policy, used_by_jobs: str, *, now: float) -> list[Removal]:
     """Choose what goes, oldest first: never what a live job names or what was used within a day.
 
-    What has to stay counts among the ones that are kept. `used_by_jobs` is `text_of_live_jobs` of the workspace. It
-    names an image or a checkout by its digest or commit: the folders above may be spelt in another way, such as through
-    a link. `now` is Unix time.
+    Args:
+        candidates: All checkouts or images. What has to stay counts among the ones that are kept.
+        policy: How much is kept.
+        used_by_jobs: `text_of_live_jobs` of the workspace. It names an image or a checkout by its digest or commit: the
+            folders above may be spelt in another way, such as through a link.
+        now: Unix time.
     """
     chosen, kept_bytes = [], 0
     for index, candidate in enumerate(sorted(candidates, key=lambda one: one.last_used, reverse=True)):

@@ -56,9 +56,13 @@ def harvest_on_node(
 ) -> RunRecord:
     """Have a run measured and stored by a job on a compute node; return its record.
 
-    `store` is the opened one of the request, as this host reaches it, `secrets` are those of the run and of the store
-    with their values, which reach the node through Slurm alone. `timeout` is seconds for waiting in the queue and the
-    harvest together. `on_progress` is called in another thread, at intervals.
+    Args:
+        request: What to harvest.
+        store: The opened store of the request, as this host reaches it.
+        secrets: The secrets of the run and of the store with their values, which reach the node through Slurm alone.
+        run_on_node: How a program gets there.
+        timeout: Seconds for waiting in the queue and the harvest together.
+        on_progress: Called in another thread, at intervals.
 
     Raises:
         TransientError: The cluster did not let the harvest end, or the store did not answer; calling again resumes.

@@ -122,7 +122,9 @@ class ConfigSchema(Model):
     def problem(self, path: str, text: str | None) -> str | None:
         """What is wrong with an override; None where nothing is, or where the source does not say.
 
-        `path` has dots, and no `+` or `~`; `text` is None where the override removes the key.
+        Args:
+            path: The dotted path without `+` or `~`.
+            text: The value as Hydra reads it; None where the override removes the key.
         """
         types: tuple[str, ...] = (CONTAINER,)
         parts = path.split(".")

@@ -83,8 +83,10 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.expr
 class ClassReader:
     """Reads classes and the classes that their fields lead to, without importing them.
 
-    `roots` are the folders of the checkout in which packages lie, `others` classes for the modules that it lacks, as a
-    submodule's that was not fetched.
+    Args:
+        checkout: Root of a checkout.
+        roots: Folders below it in which packages lie.
+        others: Classes for the modules that the checkout lacks, as a submodule's that was not fetched.
     """
 
     def __init__(
@@ -307,9 +309,13 @@ def _literal_defaults(definition: ast.ClassDef) -> Iterator[tuple[str, bool | in
 def read_schema(checkout: Path, version: Version | None = None) -> ConfigSchema | None:
     """Read the configuration classes of a Megatron-Bridge checkout, its submodule Megatron-LM included.
 
-    The classes shipped for `version`, if any, stand for those of a submodule that was not fetched. None where the
-    checkout has no `ConfigContainer`. A class that extends one which is not in the checkout (a submodule that was not
-    fetched, another package) is `open`: names that it does not have may exist.
+    Args:
+        checkout: The checkout's root.
+        version: Whose shipped classes stand for those of a submodule that was not fetched; None for no others.
+
+    Returns:
+        The schema; None where the checkout has no `ConfigContainer`. A class that extends one which is not in the
+        checkout (a submodule that was not fetched, another package) is `open`: names that it does not have may exist.
     """
     others = released_schema(version) if version else None
     reader = ClassReader(checkout, others=others.classes if others else None)

@@ -98,8 +98,11 @@ def at_point(
 ) -> TestDefinition:
     """Lay the values of a point over a test.
 
-    `point` has values by axes' names (`SweepAxis.name`); some axes may be missing, as they are while a grid is cut. The
-    launcher's version, by the pin where it is not given, and the cluster, where it is known, decide on a node's GPUs.
+    Args:
+        test: The swept test.
+        point: Axis name (`SweepAxis.name`) to value; some axes may be missing, as they are while a grid is cut.
+        version: The launcher's version, which decides on the GPUs of a node; by the pin where it is not given.
+        limits: The cluster, whose nodes may have another number of GPUs; None where it is not known.
     """
     args = dict(test.cmd_args)
     variables = dict(test.extra_env_vars)

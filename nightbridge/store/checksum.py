@@ -75,8 +75,9 @@ class FileDigest:
 class CrcCheck:
     """Checks the CRC-32 of ranges of a file while its bytes pass, front to back in pieces of any size.
 
-    `extents` are offset, length and CRC-32 of each range, one after the other in one flat sequence: a shard of a
-    checkpoint has a hundred thousand. Ranges are in the order of the file and do not overlap.
+    Args:
+        extents: Offset, length and CRC-32 of each range, one after the other in one flat sequence: a shard of a
+            checkpoint has a hundred thousand. Ranges are in the order of the file and do not overlap.
     """
 
     def __init__(self, extents: Sequence[int]) -> None:
@@ -154,8 +155,12 @@ class Stamp(NamedTuple):
 class FileSource:
     """A file opened for sending. Use it in a `with` block; `sha256` is known once all of it has been read.
 
-    `stamp` is what the file was when it was chosen; None where that does not matter. The values of `secrets` must not
-    be in it. `below` is as for `files.open_regular`, `extents` as for `CrcCheck`.
+    Args:
+        path: The file.
+        stamp: What the file was when it was chosen; what it is at opening where that does not matter.
+        secrets: Values that must not be in it.
+        below: The run's folder that it lies in, as for `files.open_regular`.
+        extents: Ranges of it with the CRC-32 that each must have, as for `CrcCheck`.
 
     Raises:
         DamagedData: From opening or any read: the file is gone, cannot be read, is not the one that was chosen, changed

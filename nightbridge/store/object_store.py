@@ -136,7 +136,9 @@ STORES = {
 def open_store(settings: StoreSettings, block_value: BlockValue | None = None) -> ObjectStore:
     """Open the store that the settings describe. Nothing is read or written yet.
 
-    `block_value` returns the value of a Prefect `Secret` block by name; None where there is no Prefect.
+    Args:
+        settings: Where it is and how it is reached.
+        block_value: Returns the value of a Prefect `Secret` block by name; None where there is no Prefect.
 
     Raises:
         InvalidInput: No store has this kind of URL, or the settings cannot work (unknown profile, missing secret or

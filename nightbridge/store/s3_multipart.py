@@ -73,9 +73,12 @@ class _Part(NamedTuple):
 class Uploader:
     """Sends files into one bucket. Safe for many threads, which share the memory and the requests.
 
-    The buffers are shared with whoever sends whole files. `head` returns the answer to HEAD with `ChecksumMode` for a
-    key of the bucket; None when there is no object. `options` are further arguments of each request that makes an
-    object, such as its encryption.
+    Args:
+        client: The boto3 client.
+        buffers: Memory for parts, shared with whoever sends whole files.
+        bucket: The bucket.
+        head: Returns the answer to HEAD with `ChecksumMode` for a key of the bucket; None when there is no object.
+        options: Further arguments of each request that makes an object, such as its encryption.
     """
 
     def __init__(
