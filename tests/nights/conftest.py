@@ -247,7 +247,7 @@ def start_clock_rig(
     quick = {
         "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
         # Each one over which the clock jumps takes seconds to be skipped.
-        "PREFECT_SERVER_SERVICES_SCHEDULER_MIN_RUNS": "3",
+        "PREFECT_SERVER_SERVICES_SCHEDULER_MIN_RUNS": "2",
         "PREFECT_SERVER_DATABASE_TIMEOUT": "3",
     }
     server = PrefectServer(disk / "server", {**clock.environment, **quick})

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -89,15 +89,23 @@ class Night:
     @property
     def log(self) -> str:
         """What the workers have written since the night was asked for."""
-        logs = self.installed.folder.glob("worker-*.log")
-        return "".join(path.read_text(errors="replace")[self.log_from.get(path, 0) :] for path in sorted(logs))
+        return "".join(self._log_of(path) for path in sorted(self.installed.folder.glob("worker-*.log")))
+
+    def _log_of(self, path: Path) -> str:
+        with path.open("rb") as stream:
+            stream.seek(self.log_from.get(path, 0))
+            return stream.read().decode(errors="replace")
 
     def wait_until(self, stage: str, *, patience: float = 300.0) -> None:
         """Wait until the first run of the night is in a stage, looking often: some take no tenth of a second."""
         deadline = time.monotonic() + patience
         while STAGES[stage] not in self.log:
             assert time.monotonic() < deadline, f"no run came to {stage}: {self.state}\n{self.log[-3000:]}"
-            time.sleep(0.02)
+            time.sleep(0.05)
+
+    def from_here(self) -> "Night":
+        """The same, with what its log says from now on."""
+        return replace(self, log_from=log_sizes(self.installed))
 
     def wait_for_end(self, *, patience: float = 300.0) -> tuple[str, str]:
         """Wait until the flow run has ended, and return its state."""
@@ -171,13 +179,17 @@ class Night:
     def stored(self, pattern: str) -> list[Path]:
         return sorted((self.workspace / "store").glob(pattern))
 
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """What the night's events of this name say."""
+        told = [event["payload"] for event in self.installed.events(name)]
+        return [event for event in told if event["night"] == self.night]
+
     def ends(self) -> list[str]:
         """How the night ended, by its events."""
-        told = [event["payload"] for event in self.installed.events("nightbridge.night")]
-        return [event["end"] for event in told if event["night"] == self.night]
+        return [event["end"] for event in self.events("nightbridge.night")]
 
     def keeps_its_promise(self) -> None:
-        """One job for each run, a verdict for each test, one report, one event of its end, and no process left."""
+        """One job for each run, a verdict for each test, one report, an event of each verdict and the end, no process."""
         assert self.verdicts().keys() == set(self.tests)
         assert set(self.verdicts().values()) <= GOOD, self.verdicts()
         assert Counter(job.name for job in self.jobs) == dict.fromkeys(self.job_names(), 1)
@@ -185,15 +197,20 @@ class Night:
         assert all(test in page.read_text() for test in self.tests)
         (end,) = self.told_ends()
         assert end in GOOD
+        wait_for("one event of each verdict", lambda: self.told_verdicts() == sorted(self.tests), patience=60)
         self.leaves_nothing()
 
     def told_ends(self) -> list[str]:
         """How the night ended, by the events of it, once there is one; Prefect's server writes them every 5 s."""
         return wait_for("event of the night's end", self.ends, patience=60)
 
+    def told_verdicts(self) -> list[str]:
+        """The tests whose verdicts its events told, each as often as it was told."""
+        return sorted(event["test_id"] for event in self.events("nightbridge.verdict"))
+
     def leaves_nothing(self) -> None:
-        """Wait until no process of the night is left."""
-        deadline = time.monotonic() + 30
+        """Wait until no process of the night is left; one that had something to tell a server that was away may be late."""
+        deadline = time.monotonic() + 120
         while left := list(self._left()):
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.2)
