@@ -99,7 +99,7 @@ def attribute(
     test_id: TestIdArgument,
     metric: MetricOption = None,
     budget: Annotated[
-        float | None, typer.Option("--budget", min=0, help="GPU-hours after which it ends undecided; no limit.")
+        float | None, typer.Option("--budget", help="GPU-hours after which it ends undecided, more than 0; no limit.")
     ] = None,
     good: Annotated[str | None, typer.Option("--good", metavar="NIGHT", help="The last good night.")] = None,
     bad: Annotated[str | None, typer.Option("--bad", metavar="NIGHT", help="The first bad night.")] = None,

@@ -146,13 +146,13 @@ def run(arguments: list[str]) -> int:
         write_nowhere(sys.stdout)
         return EXIT_UNREAD
     except (Exception, KeyboardInterrupt, runs.Terminated) as error:
-        message, code = _ending(error)
+        message, code = _ending(error, *(name for name in arguments[:1] if name in COMMANDS))
         note(f"nightbridge: {message}")
     return code if isinstance(code, int) else 0
 
 
-def _ending(error: BaseException) -> tuple[str, int]:
-    """The message and the exit code of an error."""
+def _ending(error: BaseException, *command: str) -> tuple[str, int]:
+    """The message and the exit code of an error; `command` is empty where none is named."""
     match error:
         case InvalidInput():
             return str(error), EXIT_INVALID
@@ -172,9 +172,7 @@ def _ending(error: BaseException) -> tuple[str, int]:
         message = format_message().rstrip(".")
         if unknown := re.match(r"No such command '([^']*)'", message):
             return f"{unknown[0]}. {_command_meant(unknown[1])}See nightbridge --help.", EXIT_INVALID
-        context = getattr(error, "ctx", None)
-        command = f"nightbridge {context.info_name}" if context and context.parent else "nightbridge"
-        return f"{message}. See {command} --help." if message else "no command given", EXIT_INVALID
+        return f"{message}. See {' '.join(('nightbridge', *command))} --help.", EXIT_INVALID
     return f"internal error: {type(error).__name__}: {error}", EXIT_INTERNAL
 
 

@@ -33,6 +33,7 @@ def test_h_is_short_for_help(nightbridge: Program, command: tuple[str, ...]) -> 
     [
         (("logs",), "Missing argument 'RUN'. See nightbridge logs --help."),
         (("ls", "--limits", "2"), "See nightbridge ls --help."),
+        (("accept", "llama-small", "--why"), "Option '--why' requires an argument. See nightbridge accept --help."),
         ((), "Missing command. See nightbridge --help."),
     ],
 )
