@@ -110,6 +110,7 @@ _LONGEST = tuple(
     for name in (
         "nights/test_faults.py",
         "nights/test_clock_and_disk.py",
+        "nights/test_scheduled_night.py",
         "nights/test_forms.py",
         "nights/test_two_servers.py",
         "flows/test_container.py",
