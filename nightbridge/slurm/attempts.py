@@ -208,7 +208,7 @@ def _check_certain(lookup: Lookup, attempt_dir: Path, cluster: Cluster) -> None:
     """Raise where the attempt may have a job that the lookup does not show."""
     if not lookup.complete:
         raise StatusUnknown("squeue or sacct did not answer")
-    if lookup.jobs:
+    if not all(is_of_another_workspace(job.job_id, attempt_dir, cluster) for job in lookup.jobs):
         return
     check_can_know(attempt_dir, cluster)
     for intent in read_intents(attempt_dir):

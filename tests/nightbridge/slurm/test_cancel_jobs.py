@@ -195,6 +195,27 @@ def test_the_job_of_another_workspace_is_not_taken_for_that_of_a_submitter_that_
     assert read_submission(ours.attempt_dir) is None
 
 
+def test_the_job_of_another_workspace_does_not_make_it_certain_that_there_is_none_of_ours(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+) -> None:
+    ours, theirs = attempts[0], open_attempt(tmp_path / "production", KEYS[0], slurm.settings)
+    slurm.say(live={100: theirs.name}, past={})
+    slurm.scripts = {100: theirs.attempt_dir / "job.sh"}
+
+    declare(ours, seconds_ago=3)
+    doubts = cancel_jobs(KEYS[:1], tmp_path, slurm).doubts
+    declare(ours, seconds_ago=86_400, slurm_cluster="eos")
+    elsewhere = cancel_jobs(KEYS[:1], tmp_path, slurm).doubts
+    declare(ours, seconds_ago=86_400)
+
+    assert len(doubts) == 1
+    assert "login1 may have submitted it 3 s ago" in doubts[0]
+    assert len(elsewhere) == 1
+    assert "submitted to Slurm's cluster eos" in elsewhere[0]
+    assert cancel_jobs(KEYS[:1], tmp_path, slurm) == ((), ())
+    assert slurm.cancelled == ()
+
+
 @pytest.mark.parametrize("reason", ["a record of ours", "our record is lost", "their record is lost", "an alias"])
 def test_what_may_be_our_job_is_cancelled_wherever_its_script_lies(
     slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path, reason: str
