@@ -43,6 +43,7 @@ CP, EP = "model.context_parallel_size", "model.expert_model_parallel_size"
 TP, ET = "model.tensor_model_parallel_size", "model.expert_tensor_parallel_size"
 PP, MB = "model.pipeline_model_parallel_size", "train.micro_batch_size"
 VP = "model.virtual_pipeline_model_parallel_size"
+NEW_MODULE = {"recompute_modules": "a_new_one"}
 DEEPSEEK = {"model_family_name": "deepseek", "model_recipe_name": "deepseek_v3"}
 
 
@@ -409,7 +410,8 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ("dispatcher-gpu", {"gpu_type": "gb200", "moe_flex_dispatcher_backend": "hybridep"}, {}),
         ("dispatcher-gpu", {"gpu_type": "b200", "moe_flex_dispatcher_backend": "deepep"}, {}),
         ("recompute-known", {"recompute_modules": "[core_attn, mhc]"}, {}),
-        ("recompute-known", {"recompute_modules": "a_new_one"}, {"version": "main"}),
+        ("recompute-known", {"recompute_modules": "[gdn, gdp_qkv]"}, {}),
+        ("recompute-known", {"recompute_modules": "a_new_one, moe_expert"}, {"version": "main"}),
         ("layers-divide", {"num_layers": 126, "pp": 8, "vp": 8, "model_recipe_name": "llama31_405b"}, {}),
         (
             "layers-divide",
@@ -635,6 +637,27 @@ def pinned(tmp_path: Path) -> Checkout:
     repository = PinnedRepository(url="u", ref="main", commit="0" * 40, path=tmp_path)
     environment = LauncherEnvironment(python=tmp_path, digest="")
     return Checkout(megatron_bridge=repository, nemo_run=repository, environment=environment)
+
+
+def test_a_checkout_of_a_branch_may_recompute_what_no_release_does(pinned: Checkout) -> None:
+    """Its launcher has the flags of a release, and its Megatron-Core more modules."""
+    rules = {
+        version: {violation.rule for violation in check_test(make_test(NEW_MODULE, version=version), checkout=pinned)}
+        for version in ("main", "v0.6.0")
+    }
+
+    assert "recompute-known" not in rules["main"]
+    assert "recompute-known" in rules["v0.6.0"]
+
+
+def test_a_release_with_another_megatron_lm_may_recompute_what_no_release_does() -> None:
+    release = GitRepo(url="https://x/Megatron-Bridge", commit="v0.6.0")
+    moved = release.model_copy(update={"submodules": {"3rdparty/Megatron-LM": "dev"}})
+    mounted = GitRepo(url="https://x/Megatron-LM", commit="dev", mount_as="/opt/megatron-lm")
+
+    assert "recompute-known" in broken(make_test(NEW_MODULE, git_repos=(release,)))
+    for code in ((moved,), (release, mounted)):
+        assert "recompute-known" not in broken(make_test(NEW_MODULE, git_repos=code))
 
 
 def test_the_name_that_is_nearest_to_an_unknown_override_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
