@@ -339,7 +339,9 @@ def _recompute(c: ConfigContainer) -> Iterator[str]:
         yield "model.recompute_granularity full needs model.recompute_num_layers; write how many"
     if granularity == "selective" and layers is not None:
         yield "model.recompute_num_layers goes with recompute_granularity full only; remove it"
-    modules = c.names("model.recompute_modules") if granularity == "selective" else ()
+    modules = {*c.names("model.recompute_modules")} if granularity == "selective" else set[str]()
+    if c.value("model.moe_shared_expert_intermediate_size") is None:
+        modules -= {"shared_experts"}  # a model without them has none to overlap
     for module, (needed, value) in _RECOMPUTED_WITH.items():
         if module in modules and c.value(needed) is not None and c.is_on(needed) is not value:
             yield f"model.recompute_modules {module} needs {needed} = {json.dumps(value)}"

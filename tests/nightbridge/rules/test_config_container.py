@@ -81,6 +81,7 @@ STRAGGLERS = {"nvrx_straggler.enabled": True, "nvrx_straggler.calc_relative_gpu_
 STAGES = {"model.transformer.pipeline_model_parallel_size": 4}
 COUNTED, FIRST = "model.account_for_loss_in_pipeline_split", "model.num_layers_in_first_pipeline_stage"
 SELECTIVE = {"model.recompute_granularity": "selective"}
+SHARED = {**SELECTIVE, "model.recompute_modules": ["shared_experts"], "model.moe_shared_expert_overlap": True}
 OVERLAP = {"comm_overlap.overlap_moe_expert_parallel_comm": True}
 CONTEXT = {"model.transformer.context_parallel_size": 2}
 
@@ -124,7 +125,7 @@ BREAKS: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "container-recompute",
-        {**SELECTIVE, "model.recompute_modules": ["shared_experts"], "model.moe_shared_expert_overlap": True},
+        {**SHARED, "model.moe_shared_expert_intermediate_size": 2048},
         "shared_experts needs model.moe_shared_expert_overlap = false",
     ),
     (
@@ -432,6 +433,7 @@ def test_every_rule_is_broken_by_some_configuration_here() -> None:
         ("container-layers", {**STAGES, FIRST: 5, "model.num_layers_in_last_pipeline_stage": 7}),
         ("container-overlap", {**OVERLAP, **STAGES, "model.expert_model_parallel_size": 2, "model.virtual_pipeline_model_parallel_size": 2}),
         ("container-recompute", {**SELECTIVE, "model.recompute_modules": ["mla_up_proj"], "model.multi_latent_attention": True}),
+        ("container-recompute", SHARED),
         ("container-heads", {"model.transformer.tensor_model_parallel_size": 16}),
         ("container-schedule-mixed", {"scheduler.lr_decay_samples": None}),
         ("container-weight-decay", {"scheduler.start_weight_decay": 0.1, "scheduler.end_weight_decay": 0.1}),
