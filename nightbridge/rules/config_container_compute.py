@@ -432,11 +432,13 @@ def _overlap(c: ConfigContainer) -> Iterator[str]:
     if not c.is_on("comm_overlap.overlap_moe_expert_parallel_comm"):
         return
     staged = c.size("pipeline_model_parallel_size") > 1
+    # v0.3 does not look at the modules, and its dumps lack this field.
+    is_newer = c.value("model.mtp_use_repeated_layer") is not None
     broken = {
         "model.expert_model_parallel_size > 1": c.size("expert_model_parallel_size") == 1,
         "a virtual pipeline": staged and c.value("model.virtual_pipeline_model_parallel_size") is None,
         "no recomputed layers": any(c.is_on(f"model.recompute_{name}") for name in ("method", "num_layers")),
-        "no moe in model.recompute_modules": "moe" in c.names("model.recompute_modules"),
+        "no moe in model.recompute_modules": is_newer and "moe" in c.names("model.recompute_modules"),
         "model.moe_shared_expert_overlap = false": c.is_on("model.moe_shared_expert_overlap"),
         "at most one layer of multi-token prediction": (c.integer("model.mtp_num_layers") or 0) > 1,
         'model.moe_token_dispatcher_type "alltoall" or "flex"': c.value("model.moe_token_dispatcher_type")

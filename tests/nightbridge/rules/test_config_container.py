@@ -83,6 +83,7 @@ COUNTED, FIRST = "model.account_for_loss_in_pipeline_split", "model.num_layers_i
 SELECTIVE = {"model.recompute_granularity": "selective"}
 SHARED = {**SELECTIVE, "model.recompute_modules": ["shared_experts"], "model.moe_shared_expert_overlap": True}
 OVERLAP = {"comm_overlap.overlap_moe_expert_parallel_comm": True}
+MOE_AGAIN, V4 = {"model.recompute_modules": ["moe"]}, "model.mtp_use_repeated_layer"
 CONTEXT = {"model.transformer.context_parallel_size": 2}
 
 BREAKS: list[tuple[str, dict[str, Any], str]] = [
@@ -136,7 +137,7 @@ BREAKS: list[tuple[str, dict[str, Any], str]] = [
     ("container-overlap", OVERLAP, "needs model.expert_model_parallel_size > 1"),
     ("container-overlap", {**OVERLAP, **STAGES}, "needs a virtual pipeline"),
     ("container-overlap", {**OVERLAP, "model.recompute_num_layers": 1}, "needs no recomputed layers"),
-    ("container-overlap", {**OVERLAP, "model.recompute_modules": ["moe"]}, "needs no moe in model.recompute_modules"),
+    ("container-overlap", {**OVERLAP, **MOE_AGAIN, V4: False}, "needs no moe in model.recompute_modules"),
     ("container-overlap", {**OVERLAP, "model.moe_shared_expert_overlap": True}, "moe_shared_expert_overlap = false"),
     ("container-overlap", {**OVERLAP, "model.mtp_num_layers": 2}, "at most one layer of multi-token prediction"),
     ("container-overlap", {**OVERLAP, "model.moe_token_dispatcher_type": "allgather"}, '"alltoall" or "flex"'),
@@ -433,6 +434,7 @@ def test_every_rule_is_broken_by_some_configuration_here() -> None:
         ("container-layers", {**STAGES, FIRST: 5, "model.num_layers_in_last_pipeline_stage": 7}),
         ("container-overlap", {**OVERLAP, **STAGES, "model.expert_model_parallel_size": 2, "model.virtual_pipeline_model_parallel_size": 2}),
         ("container-recompute", {**SELECTIVE, "model.recompute_modules": ["mla_up_proj"], "model.multi_latent_attention": True}),
+        ("container-overlap", {**OVERLAP, **MOE_AGAIN, "model.expert_model_parallel_size": 2}),
         ("container-recompute", SHARED),
         ("container-heads", {"model.transformer.tensor_model_parallel_size": 16}),
         ("container-schedule-mixed", {"scheduler.lr_decay_samples": None}),
