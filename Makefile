@@ -93,7 +93,7 @@ quick-with-prefect: install
 # that all need is broken, or the machine has come to a halt, each of hundreds would take its minutes to fail.
 test: lint
 	$(BIN)/python tests/real/packages.py
-	NIGHTBRIDGE_SEEDS=$(SEEDS) NIGHTBRIDGE_TEST_MINUTES=$(TEST_MINUTES) $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --reruns 1 --rerun-except "Timeout \(>" --maxfail 5 --durations 20
+	NIGHTBRIDGE_SEEDS=$(SEEDS) NIGHTBRIDGE_TEST_MINUTES=$(TEST_MINUTES) $(BIN)/pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder --reruns 1 --rerun-except "Timeout \(>" --maxfail 5 --durations 20
 
 # The theme's own advertisement would be a warning among ours.
 docs: install
