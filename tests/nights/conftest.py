@@ -212,10 +212,13 @@ class ClockRig(Rig):
         if day is None and slot < now + timedelta(minutes=1):
             slot += timedelta(days=1)
         self.go_to(max(now, slot - timedelta(hours=1)))
-        # Prefect makes no flow runs for slots that are over when it comes to look.
-        wait_for(f"slot {slot}", lambda: any(is_at(run, slot) for run in self.installed.flow_runs("nightly")))
+        self.wait_for_slot(slot)
         self.go_to(slot - timedelta(seconds=3))
         return self.night_of(slot.date(), log_from)
+
+    def wait_for_slot(self, slot: datetime) -> None:
+        """Wait for its flow run: Prefect makes none for slots that are over when it comes to look."""
+        wait_for(f"slot {slot}", lambda: any(is_at(run, slot) for run in self.installed.flow_runs("nightly")))
 
     def night_of(self, day: date, log_from: Mapping[Path, int]) -> Night:
         """The night that the schedule has started on a day, once it has."""

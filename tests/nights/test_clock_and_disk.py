@@ -66,9 +66,12 @@ def test_of_the_slots_that_a_server_missed_the_last_one_is_a_night_and_a_full_di
     clock_rig: ClockRig, disk: Path, stage: str
 ) -> None:
     missed = [today(clock_rig) + DAY, today(clock_rig) + 2 * DAY]  # at first the last one is that of AUTUMN
+    slots = [datetime.combine(day, SLOT, ZONE) for day in missed]
     log_from = log_sizes(clock_rig.installed)
+    for slot in slots:
+        clock_rig.wait_for_slot(slot)
     clock_rig.server.stop()
-    clock_rig.go_to(datetime.combine(missed[1], SLOT, ZONE) + timedelta(hours=8))
+    clock_rig.go_to(slots[1] + timedelta(hours=8))
     clock_rig.server.start()
 
     first, last = (clock_rig.night_of(day, log_from) for day in missed)
