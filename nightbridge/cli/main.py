@@ -5,6 +5,7 @@ is imported inside the commands, so that `--help` and `validate` start at once.
 """
 
 import io
+import logging
 import re
 import signal
 import sys
@@ -123,7 +124,10 @@ def main() -> NoReturn:
         # JSON is UTF-8 (RFC 8259), and a test's name that the locale lacks must not fail a night at its last line.
         # A path may hold any bytes.
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    # What a thread that was left behind logs while Python ends, Prefect's handler cannot send: no error of the user's.
+    logging.raiseExceptions = False
+    sys.exit(code)
 
 
 def _terminate(_number: int, _frame: object) -> NoReturn:

@@ -198,6 +198,36 @@ def test_the_entry_point_ends_with_the_commands_exit_code() -> None:
     assert "nowhere.toml: no such file" in ended.stdout
 
 
+LEFT_BEHIND = """
+import logging, sys, threading
+from nightbridge.cli.main import main
+
+class ToServer(logging.Handler):
+    def emit(self, record):
+        try:
+            raise RuntimeError("can't register atexit after shutdown")
+        except RuntimeError:
+            self.handleError(record)
+
+def left_behind():
+    threading.main_thread().join()
+    logging.getLogger("prefect").error("Crash detected!")
+    print("logged")
+
+logging.getLogger("prefect").addHandler(ToServer())
+threading.Thread(target=left_behind).start()
+sys.argv = ["nightbridge", "--version"]
+main()
+"""
+
+
+def test_what_a_thread_logs_while_the_program_ends_is_no_traceback() -> None:
+    ended = subprocess.run([sys.executable, "-c", LEFT_BEHIND], capture_output=True, text=True, timeout=60, check=True)
+
+    assert ended.stdout.endswith("logged\n")
+    assert ended.stderr == ""
+
+
 @pytest.mark.parametrize("options", [(), ("--json",), ("--format", "github")], ids=["text", "json", "github"])
 def test_a_reader_that_ends_early_changes_no_exit_code(options: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "nightbridge", "validate", "nowhere.toml", *options]
