@@ -99,8 +99,15 @@ def _mirror() -> str:
 def _bootstrap(rootfs: Path) -> None:
     include = f"--include={','.join(PACKAGES)}"
     _run("debootstrap", "--variant=minbase", include, str(_suite()), str(rootfs), _mirror())
+    _unmount(rootfs)
     for name in LEFT_OUT:
         shutil.rmtree(rootfs / name, ignore_errors=True)
+
+
+def _unmount(rootfs: Path) -> None:
+    """Unmount what debootstrap left mounted, since it failed or something was using it: it must not be walked into."""
+    for name in ("proc", "sys"):
+        subprocess.run(["umount", "-l", str(rootfs / name)], stderr=subprocess.DEVNULL, check=False)
 
 
 def _pack(rootfs: Path, layout: Path) -> None:
@@ -126,7 +133,5 @@ def _temporary_folder(parent: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        # What a failed debootstrap left mounted must not be walked into.
-        for name in ("proc", "sys"):
-            subprocess.run(["umount", "-l", str(folder / "rootfs" / name)], stderr=subprocess.DEVNULL, check=False)
+        _unmount(folder / "rootfs")
         shutil.rmtree(folder, ignore_errors=True)
