@@ -43,10 +43,11 @@ LOSSES = "losses"
 
 NOISE_FLOOR = 0.003
 """Least noise between runs that is assumed, relative: a quiet history proves little."""
-SEE_HISTORY = "See `nightbridge history`"
 
 NOISE_NIGHTS = 60
 """Nights on each side of the change that the noise is taken from."""
+
+SEE_HISTORY = "See `nightbridge history`"
 
 
 class SearchRequest(Model):

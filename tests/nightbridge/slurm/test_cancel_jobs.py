@@ -77,6 +77,14 @@ def attempts(slurm: Slurm, tmp_path: Path) -> list[AttemptContext]:
     return opened
 
 
+@pytest.fixture
+def theirs(slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path) -> AttemptContext:
+    """The first run's attempt in another workspace: job 100, which has the name of ours as well, runs its script."""
+    opened = open_attempt(tmp_path / "production", KEYS[0], slurm.settings)
+    slurm.scripts = {100: opened.attempt_dir / "job.sh"}
+    return opened
+
+
 def declare(
     attempt: AttemptContext, *, seconds_ago: float, slurm_cluster: str | None = None, uid: int | None = None
 ) -> None:
@@ -147,12 +155,12 @@ def test_a_job_is_found_by_its_attempts_folder_whatever_became_of_the_record(
     assert (slurm.cancelled, found.doubts) == ([100, 101, 102], ())
 
 
+@pytest.mark.usefixtures("theirs")
 def test_the_job_of_another_workspace_with_the_same_night_is_left_alone(
     slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
 ) -> None:
     """Staging beside production: the later one's attempt was refused because of this job, and has none of its own."""
-    theirs = open_attempt(tmp_path / "production", KEYS[0], slurm.settings)
-    slurm.scripts = {100: theirs.attempt_dir / "job.sh", 101: attempts[1].attempt_dir / "job.sh"}
+    slurm.scripts[101] = attempts[1].attempt_dir / "job.sh"
 
     found = cancel_jobs(KEYS, tmp_path, slurm)
 
@@ -161,11 +169,11 @@ def test_the_job_of_another_workspace_with_the_same_night_is_left_alone(
 
 
 def test_of_two_workspaces_that_both_submitted_a_night_each_has_its_own_job(
-    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+    slurm: Slurm, attempts: list[AttemptContext], theirs: AttemptContext, tmp_path: Path
 ) -> None:
-    ours, theirs = attempts[0], open_attempt(tmp_path / "production", KEYS[0], slurm.settings)
+    ours = attempts[0]
     slurm.say(live={100: theirs.name, 200: ours.name}, past={})
-    slurm.scripts = {100: theirs.attempt_dir / "job.sh", 200: ours.attempt_dir / "job.sh"}
+    slurm.scripts[200] = ours.attempt_dir / "job.sh"
     for attempt in (ours, theirs):
         declare(attempt, seconds_ago=86_400)
 
@@ -178,12 +186,11 @@ def test_of_two_workspaces_that_both_submitted_a_night_each_has_its_own_job(
     assert cancel_jobs(KEYS[:1], tmp_path / "production", slurm).jobs == ((KEYS[0], 100),)
 
 
+@pytest.mark.usefixtures("theirs")
 def test_the_job_of_another_workspace_is_not_taken_for_that_of_a_submitter_that_died(
-    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+    slurm: Slurm, attempts: list[AttemptContext]
 ) -> None:
-    ours, theirs = attempts[0], open_attempt(tmp_path / "production", KEYS[0], slurm.settings)
-    slurm.say(live={100: theirs.name}, past={})
-    slurm.scripts = {100: theirs.attempt_dir / "job.sh"}
+    ours = attempts[0]
 
     declare(ours, seconds_ago=3)
     with pytest.raises(StatusUnknown, match="login1 may have submitted this attempt"):
@@ -195,12 +202,11 @@ def test_the_job_of_another_workspace_is_not_taken_for_that_of_a_submitter_that_
     assert read_submission(ours.attempt_dir) is None
 
 
+@pytest.mark.usefixtures("theirs")
 def test_the_job_of_another_workspace_does_not_make_it_certain_that_there_is_none_of_ours(
     slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
 ) -> None:
-    ours, theirs = attempts[0], open_attempt(tmp_path / "production", KEYS[0], slurm.settings)
-    slurm.say(live={100: theirs.name}, past={})
-    slurm.scripts = {100: theirs.attempt_dir / "job.sh"}
+    ours = attempts[0]
 
     declare(ours, seconds_ago=3)
     doubts = cancel_jobs(KEYS[:1], tmp_path, slurm).doubts
@@ -218,18 +224,16 @@ def test_the_job_of_another_workspace_does_not_make_it_certain_that_there_is_non
 
 @pytest.mark.parametrize("reason", ["a record of ours", "our record is lost", "their record is lost", "an alias"])
 def test_what_may_be_our_job_is_cancelled_wherever_its_script_lies(
-    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path, reason: str
+    slurm: Slurm, attempts: list[AttemptContext], theirs: AttemptContext, tmp_path: Path, reason: str
 ) -> None:
-    theirs = open_attempt(tmp_path / "production", KEYS[0], slurm.settings).attempt_dir
-    slurm.scripts = {100: theirs / "job.sh"}
     if reason == "a record of ours":
         record_submission(attempts[0].attempt_dir, attempts[0].name, 100)
     elif reason == "an alias":
         (tmp_path / "mount").symlink_to(tmp_path)
         slurm.scripts = {100: tmp_path / "mount" / (attempts[0].attempt_dir / "job.sh").relative_to(tmp_path)}
     else:
-        folder = theirs if reason == "their record is lost" else attempts[0].attempt_dir
-        (folder / "attempt.json").unlink()
+        lost = theirs if reason == "their record is lost" else attempts[0]
+        (lost.attempt_dir / "attempt.json").unlink()
 
     assert cancel_jobs(KEYS[:1], tmp_path, slurm).jobs == ((KEYS[0], 100),)
     assert slurm.cancelled == [100]
