@@ -99,8 +99,9 @@ test: lint
 docs: install
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# The tests that use Prefect, on the newest release that pyproject.toml allows.
+# The tests that use Prefect, on the newest release that pyproject.toml allows. `soak` starts with it.
 soak-newest-prefect: install
+	$(BIN)/python tests/real/packages.py
 	cp requirements.lock $(VENV)/newest.lock
 	$(LOCK) --upgrade-package prefect --extra dev --output-file $(VENV)/newest.lock pyproject.toml
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VENV)/newest
@@ -110,7 +111,6 @@ soak-newest-prefect: install
 	$(VENV)/newest/bin/pytest tests/blocks tests/tasks tests/flows tests/nights --ignore tests/nights/test_soak.py
 
 soak: soak-newest-prefect
-	$(BIN)/python tests/real/packages.py
 	NIGHTBRIDGE_SEEDS=500 $(BIN)/pytest -s tests/nightbridge/slurm/test_soak.py
 	NIGHTBRIDGE_FUZZ=100 $(BIN)/pytest -s tests/test_fuzz.py
 	NIGHTBRIDGE_SEEDS=200 $(BIN)/pytest -m random_kill --timeout 7200 --ignore tests/nightbridge/slurm/test_soak.py

@@ -144,6 +144,17 @@ def test_a_worker_without_a_server_is_refused_for_nothing_would_ever_be_due(tmp_
     assert begun.stdout.splitlines()[-1] == "started"
 
 
+@pytest.mark.parametrize("target", ["test", "soak", "soak-newest-prefect"])
+def test_the_real_parts_are_installed_before_the_first_test(target: str) -> None:
+    """A test that lacks its part is skipped: on a new host, all of them on the newest Prefect would be."""
+    # A dry run; without the variables of the make that runs the tests, whose own dry run would be none.
+    command = [str(shutil.which("make")), "--dry-run", "--no-print-directory", "--assume-old=install", target]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    shown = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert "tests/real/packages.py" in shown.partition("bin/pytest")[0]
+
+
 def test_clean_keeps_the_store_and_clean_all_asks(tmp_path: Path) -> None:
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
     kept = tmp_path / ".nightbridge" / "store" / "nights" / "2026-11-21"
