@@ -353,10 +353,10 @@ def _follow(attempt: "AttemptContext", site: "Site") -> None:
 
 def _is_over(attempt: "AttemptContext", cluster: "Cluster") -> bool:
     """Whether the job of an attempt has ended."""
-    from nightbridge.slurm.attempt_files import read_ended
+    from nightbridge.slurm.attempt_files import own_jobs, read_ended
     from nightbridge.slurm.states import TERMINAL
 
-    jobs = cluster.find(attempt.name).jobs
+    jobs = own_jobs(attempt.attempt_dir, cluster).jobs
     if read_ended(attempt.attempt_dir) is not None:  # accounting may have purged it since
         return True
     return bool(jobs) and all(job.state in TERMINAL for job in jobs)
@@ -373,7 +373,7 @@ def _errors_in(path: Path) -> "Iterator[str]":
 
 
 def _show_run_status(run_key: str, attempts: "Iterable[AttemptContext]", site: "Site", as_json: bool) -> None:
-    from nightbridge.slurm.attempt_files import read_ended
+    from nightbridge.slurm.attempt_files import own_jobs, read_ended
     from nightbridge.slurm.factory import cluster_of
 
     cluster = cluster_of(site)
@@ -381,7 +381,7 @@ def _show_run_status(run_key: str, attempts: "Iterable[AttemptContext]", site: "
         {
             "attempt": attempt.name,
             "folder": attempt.attempt_dir,
-            "jobs": cluster.find(attempt.name).jobs,
+            "jobs": own_jobs(attempt.attempt_dir, cluster).jobs,
             "outcome": ended.outcome if ended else None,
             "reason": ended.outcome_reason if ended else "",
         }

@@ -34,7 +34,7 @@ from nightbridge.errors import (
 from nightbridge.files import RefusedFile, create_model, read_model, read_regular, write_model
 from nightbridge.models import ClusterSettings, Job, Model, RunKey, StoredModel, utc_now
 from nightbridge.numbers import whole_number
-from nightbridge.slurm.protocol import Cluster, JobNotAccepted
+from nightbridge.slurm.protocol import Cluster, JobNotAccepted, Lookup
 from nightbridge.slurm.script import ATTEMPT_FILE as ATTEMPT_FILE
 from nightbridge.slurm.script import CLAIM, EXIT_CODE
 
@@ -225,7 +225,19 @@ def may_have_job(attempt_dir: Path) -> bool:
         return True
 
 
-def is_of_another_workspace(job_id: int, attempt_dir: Path, cluster: Cluster) -> bool:
+def own_jobs(attempt_dir: Path, cluster: Cluster) -> Lookup:
+    """Look up the jobs of an attempt's name, and tell apart those of another workspace: `others` of the answer."""
+    lookup = cluster.find(_name_of(attempt_dir))
+    others = tuple(job for job in lookup.jobs if _is_of_another_workspace(job.job_id, attempt_dir, cluster))
+    jobs = tuple(job for job in lookup.jobs if job not in others)
+    return lookup.model_copy(update={"jobs": jobs, "others": others})
+
+
+def _name_of(attempt_dir: Path) -> str:
+    return f"{attempt_dir.parent.name}-{attempt_dir.name}"
+
+
+def _is_of_another_workspace(job_id: int, attempt_dir: Path, cluster: Cluster) -> bool:
     """Whether a job that has this attempt's name was submitted by a workspace with the same night, scenario and test.
 
     Only where that is proven: this attempt has not recorded it as submitted, and the job's script lies in the folder of
@@ -351,8 +363,8 @@ def check_can_know(attempt_dir: Path, cluster: Cluster) -> None:
 def _cannot_know(attempt_dir: Path, happened: str, advice: str) -> CannotKnow:
     """The error, whose advice ends with what helps where that cluster or user is gone, or has another name by now."""
     files = " and ".join(str(path) for _, path in _intent_files(attempt_dir))
-    name = f"{attempt_dir.parent.name}-{attempt_dir.name}"
-    gone = f"if that is gone or was renamed, and no job {name} lives, remove {files} and start the night again"
+    lives = f"no job {_name_of(attempt_dir)} lives"
+    gone = f"if that is gone or was renamed, and {lives}, remove {files} and start the night again"
     return CannotKnow(happened, subject=str(attempt_dir), advice=f"{advice}; {gone}")
 
 

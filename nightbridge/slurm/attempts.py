@@ -49,8 +49,8 @@ from nightbridge.slurm.attempt_files import (
     check_can_know,
     claiming_submission,
     current_attempt,
-    is_of_another_workspace,
     open_attempt,
+    own_jobs,
     read_attempt,
     read_cancellation,
     read_ended,
@@ -184,11 +184,10 @@ def _cancel_run(run_key: str, workspace: Path, cluster: Cluster) -> CancelledJob
         for attempt_dir in sorted((workspace / "runs" / run_key).glob("a[1-9]*")):
             name = f"{run_key}-{attempt_dir.name}"
             with _noted(doubts, name):
-                lookup = cluster.find(name)
+                lookup = own_jobs(attempt_dir, cluster)
+                for job in (job for job in lookup.others if job.state not in TERMINAL):
+                    log.warning("job %d has the name %s, and is another workspace's: left alone", job.job_id, name)
                 for job_id in live_jobs(name, lookup, cluster.states):
-                    if is_of_another_workspace(job_id, attempt_dir, cluster):
-                        log.warning("job %d has the name %s, and is another workspace's: left alone", job_id, name)
-                        continue
                     with _noted(doubts, name):
                         cluster.cancel(job_id)
                         jobs.append((run_key, job_id))
@@ -208,7 +207,7 @@ def _check_certain(lookup: Lookup, attempt_dir: Path, cluster: Cluster) -> None:
     """Raise where the attempt may have a job that the lookup does not show."""
     if not lookup.complete:
         raise StatusUnknown("squeue or sacct did not answer")
-    if not all(is_of_another_workspace(job.job_id, attempt_dir, cluster) for job in lookup.jobs):
+    if lookup.jobs:
         return
     check_can_know(attempt_dir, cluster)
     for intent in read_intents(attempt_dir):

@@ -26,6 +26,8 @@ class Lookup(Model):
     """Whether squeue did, be accounting silent or not."""
     queued: frozenset[int] = frozenset()
     """The ids that squeue listed."""
+    others: tuple[JobStatus, ...] = ()
+    """Not among `jobs`: those that another workspace has submitted (`attempt_files.own_jobs`)."""
 
 
 class Cluster(Protocol):

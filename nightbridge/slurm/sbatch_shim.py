@@ -40,8 +40,8 @@ from nightbridge.slurm.attempt_files import (
     claimed_at,
     declare_intent,
     intent_of,
-    is_of_another_workspace,
     newest_intent,
+    own_jobs,
     read_attempt,
     read_claim,
     read_intents,
@@ -161,12 +161,11 @@ def find_submission(context: AttemptContext, cluster: Cluster) -> Submission | N
     """
     if submission := read_submission(context.attempt_dir):
         return submission
-    lookup = cluster.find(context.name)
+    lookup = own_jobs(context.attempt_dir, cluster)
     claimant = read_claim(context.attempt_dir)
-    own = [job for job in lookup.jobs if not is_of_another_workspace(job.job_id, context.attempt_dir, cluster)]
-    if own:
+    if lookup.jobs:
         # Of several jobs of one name, the one that claimed the attempt; else the first, which will.
-        job = min(own, key=lambda job: (job.job_id != claimant, job.job_id))
+        job = min(lookup.jobs, key=lambda job: (job.job_id != claimant, job.job_id))
         return _record_found(context, job.job_id, job.submitted_at or utc_now())
     if claimant is not None:
         return _record_found(context, claimant, claimed_at(context.attempt_dir))
@@ -179,8 +178,8 @@ def find_submission(context: AttemptContext, cluster: Cluster) -> Submission | N
             subject=context.name,
             advice="Will look it up again",
         )
-    if lookup.jobs:
-        raise _foreign(context, lookup.jobs[0].job_id)
+    if lookup.others:
+        raise _foreign(context, lookup.others[0].job_id)
     return None
 
 

@@ -29,7 +29,14 @@ from nightbridge.models import (
 )
 from nightbridge.nights.liveness import alive
 from nightbridge.nights.records import NightPlan, NightStart, NightTest, record_end, record_start, write_plan
-from nightbridge.slurm.attempt_files import SUBMISSION_FILE, declare_intent, open_attempt, read_submission, record_ended
+from nightbridge.slurm.attempt_files import (
+    SUBMISSION_FILE,
+    AttemptContext,
+    declare_intent,
+    open_attempt,
+    read_submission,
+    record_ended,
+)
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.store.object_store import open_store
 from tests import builders
@@ -319,6 +326,47 @@ def test_the_log_of_a_job_that_accounting_has_purged_is_not_followed_any_longer(
 
 def never(_seconds: float) -> None:
     raise AssertionError("it is followed")
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> tuple[AttemptContext, str]:
+    """An attempt whose job 7 has ended, and the site file. Job 6, of its name, runs in another workspace."""
+    (tmp_path / "bin").mkdir()
+    settings = ClusterSettings(kind="slurm", name="c", bin_dir=tmp_path / "bin")
+    opened = [open_attempt(tmp_path / name, "test-2026-11-21-0123456789", settings) for name in ("theirs", "ours")]
+    ours = opened[1]
+    record_submission(ours.attempt_dir, ours.name, 7)
+    at = "2026-11-21T01:00:00|2026-11-21T01:01:00"
+    commands = {
+        "squeue": f"echo '6|RUNNING|{at}|N/A|node1|None|{ours.name}'",
+        "sacct": f"echo '7|COMPLETED|{at}|2026-11-21T02:00:00|node2|None|0:0|{ours.name}'",
+        "scontrol": f"""case "$*" in *" job 6") echo "JobId=6 Command={opened[0].attempt_dir}/job.sh WorkDir=/";; esac""",
+    }
+    for name, body in commands.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    site = tmp_path / "site.toml"
+    site.write_text(f'workspace = "{tmp_path}/ours"\n[cluster]\nkind = "slurm"\nname = "c"\nbin_dir = "{tmp_path}/bin"\n')
+    return ours, str(site)
+
+
+def test_a_log_is_followed_to_the_end_of_its_own_job_and_not_of_another_workspaces(
+    nightbridge: Program, theirs: tuple[AttemptContext, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (theirs[0].attempt_dir / "log_7.out").write_text("the end\n")
+    monkeypatch.setattr(time, "sleep", never)
+
+    assert nightbridge("logs", "-f", theirs[0].run_key, "--system", theirs[1])[:2] == (0, "the end\n")
+
+
+def test_the_status_of_a_run_shows_no_job_of_another_workspace(
+    nightbridge: Program, theirs: tuple[AttemptContext, str]
+) -> None:
+    _, out, _ = nightbridge("status", theirs[0].run_key, "--system", theirs[1])
+    _, document, _ = nightbridge("status", theirs[0].run_key, "--system", theirs[1], "--json")
+
+    assert out == f"{theirs[0].name}: job 7 COMPLETED; not ended\n"
+    assert [job["job_id"] for job in json.loads(document)["attempts"][0]["jobs"]] == [7]
 
 
 def test_the_error_of_a_log_and_its_last_lines_are_shown(nightbridge: Program, tmp_path: Path) -> None:
