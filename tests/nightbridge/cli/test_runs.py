@@ -346,7 +346,9 @@ def theirs(tmp_path: Path) -> tuple[AttemptContext, str]:
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     site = tmp_path / "site.toml"
-    site.write_text(f'workspace = "{tmp_path}/ours"\n[cluster]\nkind = "slurm"\nname = "c"\nbin_dir = "{tmp_path}/bin"\n')
+    site.write_text(
+        f'workspace = "{tmp_path}/ours"\n[cluster]\nkind = "slurm"\nname = "c"\nbin_dir = "{tmp_path}/bin"\n'
+    )
     return ours, str(site)
 
 
