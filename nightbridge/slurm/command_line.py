@@ -66,6 +66,7 @@ _NO_ACCOUNTING = re.compile(r"accounting storage is disabled")
 _SLURM_ITSELF = frozenset({"", "0", "root"})
 _EXIT_CODE = re.compile(r"\bExitCode=(\d+):(\d+)")
 _SCRIPT = re.compile(r"\bCommand=(/\S+)")
+_LAST_WORD = re.compile(r"\s(/\S+)\s*$")
 _ABOUT_NODES = re.compile(r"configuration (is )?not available")
 _UP = frozenset({"idle", "mixed", "allocated", "completing"})
 # What sinfo puts behind a state, power saving and planned work. A node that does not answer has a `*` and is down.
@@ -77,6 +78,7 @@ _QUEUE = ("squeue", "--noheader", "--all", "--states=PENDING", "--sort=-p", "--f
 _HIDES_JOBS = re.compile(r"\bjobs\b")
 _NO_VALUE = ("", "(null)")
 _SACCT = ("--noheader", "--allocations", "--parsable2", f"--format={SACCT_FORMAT}")
+_SUBMIT_LINE = ("sacct", "--noheader", "--allocations", "--parsable2", "--format=SubmitLine")
 # A night crosses midnight and sacct begins at the last one by itself. Sites can forbid long ranges (MaxQueryTimeRange).
 _SACCT_STARTS = ("2000-01-01", *(f"now-{hours}hours" for hours in SHORTER_RANGES))
 
@@ -213,8 +215,10 @@ class CommandLineCluster:
         return max(1, idle // max(nodes, 1))
 
     def script_of(self, job_id: int) -> Path | None:
-        """The script that sbatch was called with, as slurmctld tells it while it knows the job."""
+        """The script that sbatch was called with: as slurmctld tells it while it knows the job, then as accounting."""
+        asked = (*_SUBMIT_LINE, f"--jobs={job_id}")
         found = _SCRIPT.search(self._ask(("scontrol", "--oneliner", "show", "job", str(job_id))) or "")
+        found = found or _LAST_WORD.search(self._ask(asked) or "")
         return Path(found[1]) if found else None
 
     def configured(self, key: str) -> str | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.errors import PermanentError, TransientError
+from nightbridge.errors import DamagedData, PermanentError, TransientError
 from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, LaunchPlan, Outcome
 from nightbridge.outputs.experiment import read_run
 from nightbridge.outputs.run_evidence import evidence
@@ -390,6 +390,23 @@ def test_a_job_that_slurm_requeues_for_its_exit_code_runs_once(run: Run, slurm_c
     assert "exit code 42; Slurm then started it again, which ended at once" in ended.outcome_reason
     assert slurm_cluster.command("squeue", "-h", "-j", job_id).stdout == ""
     assert run.jobs() == [job.job_id]
+
+
+def test_the_forgotten_job_of_another_workspace_is_not_taken_for_that_of_a_submitter_that_died(
+    run: Run, workspace: Path, slurm_cluster: SlurmDaemons
+) -> None:
+    """slurmctld tells a job's script for minutes after its end, and accounting for good."""
+    theirs = Run(open_attempt(workspace / "theirs", run.attempt.run_key, run.cluster.settings), run.cluster)
+    job = theirs.submit("true")
+    declare_intent(run.attempt.attempt_dir, workspace / "launcher.sh", workspace, after=0)
+    wait_until(lambda: "Invalid job id" in slurm_cluster.command("scontrol", "show", "job", str(job.job_id)).stderr)
+    time.sleep(run.cluster.accounting_horizon)
+
+    with pytest.raises(DamagedData, match="If another workspace of yours runs this night"):
+        find_submission(run.attempt, run.cluster)
+
+    assert run.cluster.script_of(job.job_id) == job.script
+    theirs.close()
 
 
 def test_a_preempted_job_is_infrastructure(run: Run, slurm_cluster: SlurmDaemons) -> None:
