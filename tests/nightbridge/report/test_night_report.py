@@ -503,6 +503,32 @@ def test_it_is_legible_on_a_telephone_as_on_a_wide_screen(
     assert min(found["letters"] for found in seen.values()) >= 11, "pixels"
 
 
+def test_on_paper_tests_are_rows_facts_stand_side_by_side_and_what_is_folded_is_there(
+    tab: Tab, nights: Nights, tmp_path: Path
+) -> None:
+    """A sheet of A4 is 718 px wide within the browser's margins, and Letter 740."""
+    page = tmp_path / "page.html"
+    slow, well = nights([1.0] * 5 + [1.08], "deepseek-v3-671b-fp8"), nights([1.0] * 6, "llama3-8b")
+    page.write_text(render_report("2026-11-21", "nightly", [ReportedRun(*slow), ReportedRun(*well)]))
+    tab.call("Emulation.setDeviceMetricsOverride", width=718, height=1047, deviceScaleFactor=1, mobile=False)
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        tab.open(page.as_uri())
+        tab.wait("document.readyState === 'complete'")
+        laid_out = tab.evaluate(
+            "['.matrix', '.matrix tr', '.matrix thead', '.pins', 'details > dl']"
+            ".map(found => getComputedStyle(document.querySelector(found)).display)"
+        )
+        folded = tab.evaluate("document.querySelector('details:not([open]) dl').checkVisibility()")
+        wide = tab.evaluate("document.documentElement.scrollWidth - innerWidth")
+    finally:
+        tab.call("Emulation.setEmulatedMedia", media="")
+
+    assert laid_out == ["table", "table-row", "table-header-group", "table", "grid"]
+    assert folded
+    assert wide <= 0
+
+
 # --- from the store --------------------------------------------------------------------------------------------------
 
 
