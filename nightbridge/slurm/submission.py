@@ -3,7 +3,7 @@
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,11 +75,13 @@ def submit_attempt(
     seen = newest_intent(context.attempt_dir)
     if submission := find_submission(context, cluster):
         return _job_of(context, submission)
-    plan = plan.model_copy(update={"sbatch_args": (*plan.sbatch_args, *dependencies())})
+    plan = plan.model_copy(update={"sbatch_args": tuple(dict.fromkeys((*plan.sbatch_args, *dependencies())))})
     _check(plan, context, cluster)
-    options = tuple(dict.fromkeys((*_without_dependency(context.sbatch_options), *plan.sbatch_args)))
-    if options != context.sbatch_options:  # where the shim finds them
-        write_model(context.attempt_dir / ATTEMPT_FILE, context.model_copy(update={"sbatch_options": options}))
+    # Where the shim finds them. An earlier start without a job may have had others: of a site that was corrected since,
+    # or switched to another cluster.
+    current = context.model_copy(update={"cluster": cluster.settings, "sbatch_options": plan.sbatch_args})
+    if current != context:
+        write_model(context.attempt_dir / ATTEMPT_FILE, current)
     if plan.batch_script is not None:
         write_atomically(Path(plan.argv[-1]), plan.batch_script.encode())
     began = utc_now()
@@ -160,19 +162,14 @@ def _check(plan: LaunchPlan, context: AttemptContext, cluster: Cluster) -> None:
     options = (
         *(f"--nodes={plan.nodes}", f"--ntasks-per-node={plan.tasks_per_node}"),
         *((f"--time={-(-seconds // 60)}",) if seconds is not None else ()),
-        *context.cluster.options("partition", "account"),
-        *fitting_options(tuple(_without_dependency((*context.sbatch_options, *plan.sbatch_args))), script=""),
+        *cluster.settings.options("partition", "account"),
+        *fitting_options([option for option in plan.sbatch_args if not option.startswith("--dependency")], script=""),
     )
     refusal = cluster.test_only(context.name, options)
     if refusal is not None:
         raise LaunchRefused(
             f"{refusal.what}; the launcher was not started", subject=refusal.subject, advice=refusal.advice
         ) from refusal
-
-
-def _without_dependency(options: Iterable[str]) -> Iterator[str]:
-    """Options without what the job waits for: of an earlier try it may be over, and forgotten by Slurm."""
-    return (option for option in options if not option.startswith("--dependency"))
 
 
 def _environment(

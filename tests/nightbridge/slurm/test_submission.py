@@ -14,19 +14,21 @@ import pytest
 
 from nightbridge.errors import LaunchRefused, PermanentError, StatusUnknown, TransientError
 from nightbridge.files import write_model
-from nightbridge.models import ClusterSettings, LaunchPlan, utc_now
+from nightbridge.models import ClusterKind, ClusterSettings, LaunchPlan, utc_now
 from nightbridge.slurm import sbatch_shim, submission
 from nightbridge.slurm.attempt_files import (
     AttemptContext,
     declare_intent,
     newest_intent,
     open_attempt,
+    read_attempt,
     read_claim,
     read_exit_code,
     read_intents,
     read_submission,
 )
 from nightbridge.slurm.command_line import CommandLineCluster
+from nightbridge.slurm.local import LocalCluster
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.sbatch_shim import ATTEMPT_VARIABLE, experiment_dir_of, find_submission, install_shim
 from nightbridge.slurm.submission import submit_attempt
@@ -141,7 +143,7 @@ def test_a_launched_attempt_has_one_job_with_its_name_claim_and_exit_code(
 def test_the_job_cannot_be_requeued_by_slurm_and_gets_the_attempts_options(
     plan: Callable[..., LaunchPlan], attempt: AttemptContext, cluster: CommandLineCluster, slurm_cluster: SlurmDaemons
 ) -> None:
-    job = submit_attempt(plan("sleep 30", sbatch_args=("--comment=nightly",)), attempt, cluster, {})
+    job = submit_attempt(plan("sleep 30", sbatch_args=("--comment=nightly", "--time=5")), attempt, cluster, {})
 
     shown = slurm_cluster.command("scontrol", "show", "job", str(job.job_id)).stdout
     cluster.cancel(job.job_id)
@@ -184,6 +186,40 @@ def test_the_job_gets_the_launchers_environment_without_what_was_for_the_launche
     assert str(attempt.attempt_dir / "bin") not in environment["PATH"]
     ours = {"PREFECT_API_KEY", "NIGHTBRIDGE_ATTEMPT", "COLUMNS", "NIGHTBRIDGE_SCRIPT", "SITE_S3"}
     assert (ours | {"GITHUB_TOKEN", "DATABASE"}).isdisjoint(environment)
+
+
+@pytest.mark.parametrize("opened_for", ["slurm", "local"])
+def test_an_attempt_that_was_opened_before_its_site_was_switched_gets_one_job_where_the_site_is_now(
+    opened_for: ClusterKind, plan: Callable[..., LaunchPlan], attempt: AttemptContext, cluster: CommandLineCluster
+) -> None:
+    """From Slurm to the embedded cluster, or back: its start ended before anything was submitted."""
+    embedded = LocalCluster(ClusterSettings(name="laptop"), attempt.workspace / "cluster")
+    before, now = (cluster, embedded) if opened_for == "slurm" else (embedded, cluster)
+    opened = attempt.model_copy(update={"cluster": before.settings})
+    write_model(attempt.attempt_dir / "attempt.json", opened)
+
+    job = submit_attempt(plan("true"), opened, now, {})
+    again = submit_attempt(plan("true"), read_attempt(attempt.attempt_dir), now, {})
+
+    assert (job.cluster, again) == (now.settings.name, job)
+    assert [row.job_id for row in now.find(attempt.name).jobs] == [job.job_id]
+    assert before.find(attempt.name).jobs == ()
+
+
+def test_an_option_that_has_left_the_site_file_is_not_submitted_with_when_the_night_is_started_again(
+    plan: Callable[..., LaunchPlan], attempt: AttemptContext, cluster: CommandLineCluster
+) -> None:
+    launcher = LAUNCHER.replace("sbatch --requeue", "test ! -e broken && sbatch --requeue")
+    (attempt.workspace / "broken").touch()
+    with pytest.raises(PermanentError, match="submitted nothing"):
+        submit_attempt(plan("true", launcher, sbatch_args=("--comment=typo",)), attempt, cluster, {})
+    (attempt.workspace / "broken").unlink()
+
+    job = submit_attempt(plan("true", launcher), read_attempt(attempt.attempt_dir), cluster, {})
+
+    shown = cluster._ask(("scontrol", "show", "job", str(job.job_id)))
+    assert shown is not None
+    assert "Comment=typo" not in shown
 
 
 def test_what_slurm_would_refuse_is_refused_before_the_launcher_runs(
