@@ -30,10 +30,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import PurePosixPath
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from pydantic import ValidationError
+from pydantic_core import from_json, to_json
 
 from nightbridge.errors import DamagedData, TransientError
 from nightbridge.history.rows import HistoryRow, columns, table_of
@@ -174,11 +175,21 @@ _GENERATION = re.compile(rf".+/{COMPACTED}/(\d{{8}})\.parquet")
 
 
 class _Row(NamedTuple):
-    """The version of a row that counts: its position in the newest generation, or the row of a small object."""
+    """The version of a row that counts: its position in the newest generation, or the row of a small object.
+
+    `data`: that object, which may have more than this release knows.
+    """
 
     key: RowKey
     position: int
     row: HistoryRow | None
+    data: bytes = b""
+
+    @property
+    def text(self) -> str:
+        """The JSON of a small object's row, with the fields that a newer release has given it."""
+        known = self.row.model_dump(mode="json") if self.row else {}
+        return to_json(_merged(from_json(self.data), known), inf_nan_mode="null").decode()
 
 
 _AnyRow = TypeVar("_AnyRow", _Row, tuple[RowKey, str])
@@ -218,7 +229,7 @@ class SeriesObjects(NamedTuple):
     def texts(self) -> list[tuple[RowKey, str]]:
         """Every row with its JSON, as a generation keeps it."""
         packed_texts = self.pack.texts() if self.pack else []
-        return [(row.key, row.row.model_dump_json() if row.row else packed_texts[row.position]) for row in self.rows]
+        return [(row.key, row.text if row.row else packed_texts[row.position]) for row in self.rows]
 
 
 def series_folder(cluster: str, series: str) -> str:
@@ -388,7 +399,17 @@ def _small_row(store: ObjectStore, key: str, data: bytes) -> _Row:
     row = _parsed(data, store.url_of(key))
     # Of a time when rows had no stamp: the name ends with the run key, and every later version counts before it.
     stamp = key.removesuffix(".json").rpartition("/")[2].partition(".")[2]
-    return _Row(key_of(row, stamp), -1, row)
+    return _Row(key_of(row, stamp), -1, row, data)
+
+
+def _merged(document: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """A document with the values that are known of it, at every depth; what else it has stays."""
+    both = {
+        name: _merged(document[name], value)
+        for name, value in known.items()
+        if isinstance(value, dict) and isinstance(document.get(name), dict)
+    }
+    return {**document, **known, **both}
 
 
 def _readable(

@@ -1,6 +1,7 @@
 """The objects of a series: every row once, at every moment, beside writers, compactions and deaths of either."""
 
 import io
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -184,6 +185,26 @@ def test_a_later_version_of_a_row_counts_wherever_the_earlier_one_lies(
     compact(store, "dgx", SERIES, least=1)
     assert keys(store)[0] == []
     assert read_history(store, "dgx", SERIES) == expected
+
+
+def test_what_a_newer_release_says_of_a_run_outlives_the_compaction_of_an_older_one(
+    store: DirectoryStore, make_rows: Callable[[int], list[HistoryRow]]
+) -> None:
+    rows = make_rows(COMPACT_AT)
+    for row in rows:
+        put_row(store, row)
+    key = f"{FOLDER}/{keys(store)[0][3]}"
+    document = json.loads(store.get(key) or b"")
+    document["moon_phase"] = document["summary"]["moon_phase"] = "full"
+    store.put(key, json.dumps(document).encode())
+
+    compact(store, "dgx", SERIES)
+
+    texts = [json.loads(text) for _key, text in read_objects(store, FOLDER).texts()]
+    kept = [(text.get("moon_phase"), text["summary"].get("moon_phase")) for text in texts]
+    assert kept[2:5] == [(None, None), ("full", "full"), (None, None)]
+    assert texts[2] == json.loads(rows[2].model_dump_json())
+    assert read_history(store, "dgx", SERIES) == tuple(rows)
 
 
 def test_an_earlier_attempt_that_is_written_late_does_not_count(
