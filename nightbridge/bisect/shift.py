@@ -159,7 +159,7 @@ def searched_rows(rows: Sequence[HistoryRow], request: SearchRequest) -> tuple[H
 def decisions_of(store: ObjectStore, rows: Sequence[HistoryRow]) -> tuple[Decision, ...]:
     """Users' decisions about the series of the last night, as they stood then."""
     last = nights_of(rows)[-1].own
-    return as_of(last.night, read_decisions(store, last.cluster, last.series))
+    return as_of(last.order, read_decisions(store, last.cluster, last.series))
 
 
 def failure_of(verdict: Verdict) -> str | None:
@@ -351,12 +351,12 @@ def moved_shift(
     regressed = [each for each in METRIC_BY_NAME.values() if each.name in bad.worse]
     of_tables = [each for each in COLUMNS if each in regressed]
     for one in of_tables or regressed or COLUMNS if metric is None else (metric_named(metric),):
-        known = [row for row in good if not is_left_out(decisions, one.name, row.night)] or good
+        known = [row for row in good if not is_left_out(decisions, one.name, row.order)] or good
         earlier = [value for row in known if (value := measured(one, row.summary)) is not None]
         now = measured(one, bad.summary)
         if earlier and now is not None and (level := statistics.median(earlier)):
             change = (now - level) / abs(level)
-            counted = [row for row in of_levels if not is_left_out(decisions, one.name, row.night)]
+            counted = [row for row in of_levels if not is_left_out(decisions, one.name, row.order)]
             shift = _metric_shift(counted, one, bad.night, last, bad, level, now)
             moved.append((change if one.lower_is_better else -change, shift))
     worse = [each for each in moved if each[0] > 0]

@@ -116,14 +116,15 @@ def accept(
     stored = read_decisions(store, cluster, series)
     if made := next((one for one in stored if one.when == when), None):
         return made
-    decisions = as_of(rows[-1].night, stored)
+    decisions = as_of(rows[-1].order, stored)
     found = trends(rows, decisions=decisions)
     named = (trend for trend in found if not metrics or trend.metric in metrics)
-    begun = [change.night for trend in named if (change := trend.ongoing)]
+    began = {row.night: row.order for row in reversed(rows)}
+    begun = [began[change.night] for trend in named if (change := trend.ongoing)]
     if kind == "fixed":
         since, last = _fault(rows, found, begun, decisions, metrics)
     else:
-        since, last = _since(rows, begun, decisions), rows[-1].night
+        since, last = _since(rows, begun, decisions), rows[-1].order
     decision = Decision(
         kind=kind,
         cluster=cluster,
@@ -213,14 +214,14 @@ def _fault(
     forced = {one for name in metrics or METRIC_BY_NAME for one in in_force(decisions, name)}
     known = [one for one in decisions if one in forced and one.kind == "acknowledged" and not one.ended]
     if known and not begun and own[-1].verdict not in BAD:
-        return known[-1].since, _last_acknowledged(known[-1], found) or own[-1].night
+        return known[-1].since, _last_acknowledged(known[-1], found, rows) or own[-1].order
     if own[-1].verdict in GOOD_VERDICTS:
         advice = "Name the last run that was worse"
         raise InvalidInput("nothing is worse at this run that could be fixed", subject=own[-1].run_key, advice=advice)
-    return min([*begun, _streak(own, decisions)]), own[-1].night
+    return min([*begun, _streak(own, decisions)]), own[-1].order
 
 
-def _last_acknowledged(decision: Decision, found: Sequence[Trend]) -> str:
+def _last_acknowledged(decision: Decision, found: Sequence[Trend], rows: Sequence[HistoryRow]) -> str:
     """The last night whose level is rather the acknowledged one than that before it; empty where no metric is worse.
 
     Verdicts do not tell: both levels pass.
@@ -228,9 +229,11 @@ def _last_acknowledged(decision: Decision, found: Sequence[Trend]) -> str:
     from nightbridge.history.changepoints import DEFAULT_POLICY
 
     last, largest = "", 0.0
+    began = {row.night: row.order for row in reversed(rows)}
     for trend in (trend for trend in found if decision.is_about(trend.metric)):
         metric = METRIC_BY_NAME[trend.metric]
-        values = {night: value for night, value in zip(trend.nights, trend.values, strict=True) if value is not None}
+        measured = zip(trend.nights, trend.values, strict=True)
+        values = {began[night]: value for night, value in measured if value is not None}
         before = [value for night, value in values.items() if night < decision.since][-NIGHTS_BEFORE:]
         known = [value for night, value in values.items() if decision.since <= night <= decision.night]
         if not before or not known:
@@ -251,12 +254,12 @@ def _streak(rows: Sequence[HistoryRow], decisions: Sequence[Decision]) -> str:
     own = next((row for row in reversed(rows) if row.repeat == 0), rows[-1])
     if as_decided(own, decisions).verdict is own.verdict:
         rows = [as_decided(row, decisions) for row in rows]
-    streak, last = rows[-1].night, rows[-1].verdict
+    streak, last = rows[-1].order, rows[-1].verdict
     alike = frozenset({last}) if last is VerdictStatus.SUSPICIOUS else BAD
     for row in reversed(rows):
         if row.repeat == 0 and row.verdict not in alike:
             break
-        streak = row.night
+        streak = row.order
     return streak
 
 
@@ -265,7 +268,7 @@ def _since(rows: Sequence[HistoryRow], begun: Sequence[str], decisions: Sequence
     streak = _streak(rows, decisions)
     if rows[-1].verdict is VerdictStatus.SUSPICIOUS or not begun:
         return streak
-    nights, latest = sorted({row.night for row in rows}), max(begun)
+    nights, latest = sorted({row.order for row in rows}), max(begun)
     # The start of a change is known to a night or two; the first bad verdict is more exact.
     late = nights.index(latest) - nights.index(streak)
     return streak if 0 <= late <= START_IS_KNOWN_TO else latest

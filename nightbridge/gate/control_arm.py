@@ -420,8 +420,8 @@ def control_point(past: Sequence[NightRuns], decisions: Sequence[Decision]) -> H
         for own in (night.own for night in reversed(past))
         if (is_good(own) or is_good_by_decision(decisions, own))
         and (own.prefix and not own.resumed)
-        and not any(is_left_out(decisions, name, own.night) for name in held_to)
-        and not any(passed_by_ended(decisions, name, own.night) for name in held_to)
+        and not any(is_left_out(decisions, name, own.order) for name in held_to)
+        and not any(passed_by_ended(decisions, name, own.order) for name in held_to)
     )
     points = [*itertools.islice(good, WINDOW)][::-1]
     if not points:

@@ -12,6 +12,9 @@ An acknowledged level and a baseline may end with a night (`until`): later night
 level, and the nights that passed by the decision make no baseline. A decision is withdrawn by a second object,
 `<the same>.withdrawn`, as if it had never been made; the nights that it let pass are judged again (`stored_verdicts`).
 
+Nights are compared by their `order`: a night that is named by a word would be after every date, so that a decision
+about it names the time of its harvest.
+
 Nothing is deleted: the nights stay in the history, and the changes in the trend, where they are shown as decided.
 """
 
@@ -57,8 +60,8 @@ class Decision(StoredModel):
     test_id: str
     run_key: str = Field("", description="The run that it was about; empty where a whole series was meant.")
     metrics: tuple[MetricName, ...] = Field((), description="The metrics that it is about; empty for all.")
-    since: str = Field(description="First night of the level that was decided about.")
-    night: str = Field(description="Last night of it that was known then.")
+    since: str = Field(description="First night of the level that was decided about, by its `order`.")
+    night: str = Field(description="Last night of it that was known then, by its `order`.")
     until: str = Field("", description="Last night that it holds for; empty for one without an end.")
     who: str
     why: str
@@ -214,7 +217,7 @@ def is_good_by_decision(decisions: Sequence[Decision], row: HistoryRow) -> bool:
         return False
     # One that regressed in no metric is worse than golden values, which no decision changes.
     bad = list(row.worse if row.verdict is VerdictStatus.REGRESSED else METRIC_BY_NAME)
-    return bool(bad) and all(is_accepted(decisions, metric, row.night) for metric in bad)
+    return bool(bad) and all(is_accepted(decisions, metric, row.order) for metric in bad)
 
 
 def as_decided(row: HistoryRow, decisions: Sequence[Decision]) -> HistoryRow:
@@ -225,7 +228,7 @@ def as_decided(row: HistoryRow, decisions: Sequence[Decision]) -> HistoryRow:
     worse = {
         name: change
         for name, change in row.worse.items()
-        if name in row.broken or not is_accepted(decisions, name, row.night)
+        if name in row.broken or not is_accepted(decisions, name, row.order)
     }
     return row.model_copy(update={"worse": worse, "verdict": VerdictStatus.PASSED if good else row.verdict})
 

@@ -82,8 +82,8 @@ def gather_evidence(
         DamagedData: A decision, a row of the canary's history, the golden file, or the reference run cannot be read.
     """
     cluster, test = record.job.cluster, record.spec.test
-    decisions = as_of(record.spec.night, read_decisions(store, cluster, record.series))
     own = row_of(record, None)
+    decisions = as_of(own.order, read_decisions(store, cluster, record.series))
     good = comparable_losses(own, history, decisions)
     since = min((row.night for row in history), default="")
     return Evidence(
@@ -230,9 +230,9 @@ def comparable_losses(
         and not row.repeat  # of an accepted night a control arm is what was before it
         and not row.resumed
         and not changed_topology(row, own)
-        and (is_good(row) or is_accepted(decisions, "loss_curve", row.night))
-        and not is_left_out(decisions, "loss_curve", row.night, row.verdict)
-        and not passed_by_ended(decisions, "loss_curve", row.night)
+        and (is_good(row) or is_accepted(decisions, "loss_curve", row.order))
+        and not is_left_out(decisions, "loss_curve", row.order, row.verdict)
+        and not passed_by_ended(decisions, "loss_curve", row.order)
     ]
     # What runs of one night have in common, or not, says little of how far nights are apart.
     return [*{row.night: row for row in good}.values()]
@@ -280,13 +280,13 @@ def nightly_parity(
 
 def own_bands(store: ObjectStore, record: RunRecord) -> ParityBands | None:
     """The bands of the loss that the good nights before a run keep; None where too few of them can be read."""
-    cluster, night = record.job.cluster, record.spec.night
+    cluster, own = record.job.cluster, row_of(record, None)
     try:
-        history = read_recent(store, cluster, record.series, night)
-        decisions = as_of(night, read_decisions(store, cluster, record.series))
+        history = read_recent(store, cluster, record.series, own.night)
+        decisions = as_of(own.order, read_decisions(store, cluster, record.series))
     except DamagedData:
         return None
-    good = comparable_losses(row_of(record, None), history, decisions)[-MAX_CALIBRATION_RUNS:]
+    good = comparable_losses(own, history, decisions)[-MAX_CALIBRATION_RUNS:]
     known = calibrated([_losses(store, row.prefix) for row in good])
     return known[1] if known else None
 

@@ -119,8 +119,8 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
         for index, night in enumerate(past)
         if night is not None
         and steady[index] is not None
-        and (night.is_good or is_accepted(decisions, metric.name, night.own.night))
-        and not (decisions and passed_by_ended(decisions, metric.name, night.own.night))
+        and (night.is_good or is_accepted(decisions, metric.name, night.own.order))
+        and not (decisions and passed_by_ended(decisions, metric.name, night.own.order))
     ]
     singles = series.first_runs(metric.field, steady)
     band = band_of(
@@ -260,7 +260,7 @@ def _worse_by_itself(result: MetricResult, series: MetricSeries, reason: str, ag
     stands = any(
         metric.name in night.own.worse
         and night.own.verdict is VerdictStatus.REGRESSED
-        and not is_accepted(tonight.evidence.decisions, metric.name, night.own.night)
+        and not is_accepted(tonight.evidence.decisions, metric.name, night.own.order)
         for night in tonight.nights[-2:-1]
     )
     reruns = 0 if stands else reruns_wanted(agreement, series.gate)
@@ -369,7 +369,7 @@ def _with_control(
     if tonight.control is None:
         return result
     last = tonight.nights[-2].own
-    accepted = is_accepted(tonight.evidence.decisions, metric.name, last.night)
+    accepted = is_accepted(tonight.evidence.decisions, metric.name, last.order)
     regressed, stood = comparison.status == "regressed", 0.0 if accepted else abs(last.worse.get(metric.name, 0.0))
     if not (regressed or stood or metric.name == ASKS_FOR_PAIRS or any(night.arms for night in tonight.nights)):
         return result._replace(reruns=0)  # no pair is about it, and none is wanted: its noise need not be known

@@ -71,6 +71,7 @@ from nightbridge.models import (
     Verdict,
     VerdictStatus,
     make_run_key,
+    night_order,
 )
 from nightbridge.models.metrics import COLUMNS, INVERSES, METRIC_BY_NAME, METRICS
 from nightbridge.numbers import format_change, format_count, format_percent
@@ -220,7 +221,8 @@ def _verdict(
     else:
         status = _status_of(results, golden)
         decisions = tonight.evidence.decisions if tonight else ()
-        reasons = _comparison_reasons(results) + _without_baseline(results, record.spec.night, decisions)
+        night = night_order(record.spec.night, record.harvested_at)
+        reasons = _comparison_reasons(results) + _without_baseline(results, night, decisions)
         reasons += _slow_steps(record, results) + (golden.reasons if golden else ())
         worse = {result.comparison.metric for result in results if result.comparison.status == "regressed"}
         worse |= {GOLDEN} if golden and not (golden.as_good or golden.only_slower) else set()
@@ -456,7 +458,7 @@ def _not_known(results: Sequence[MetricResult], tonight: Tonight) -> tuple[str, 
 
 def _decided(tonight: Tonight) -> tuple[str, ...]:
     """Users' decisions about the present levels."""
-    night = tonight.record.spec.night
+    night = tonight.nights[-1].own.order
     forced = {
         decision.text: decision
         for metric in METRICS

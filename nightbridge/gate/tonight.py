@@ -100,7 +100,7 @@ class Tonight:
 
     def _past_decided(self, metric: str, decisions: Sequence[Decision]) -> tuple[NightRuns | None, ...]:
         return tuple(
-            None if night is None or is_left_out(decisions, metric, night.own.night, night.own.verdict) else night
+            None if night is None or is_left_out(decisions, metric, night.own.order, night.own.verdict) else night
             for night in self.past
         )
 

@@ -279,7 +279,7 @@ def _trend(metric: Metric, nights: Sequence[NightRuns], decisions: Sequence[Deci
     fields = (metric.field, *metric.statistics)
     raw = {field: night_values(nights, metric, field) for field in fields}
     believed = [
-        night.own.verdict is not VerdictStatus.SUSPICIOUS or is_accepted(decisions, metric.name, night.own.night)
+        night.own.verdict is not VerdictStatus.SUSPICIOUS or is_accepted(decisions, metric.name, night.own.order)
         for night in nights
     ]
     series = {
@@ -306,7 +306,7 @@ def _trend(metric: Metric, nights: Sequence[NightRuns], decisions: Sequence[Deci
                 worse=metric.worse(point.change),
                 p_value=point.p_value,
                 suspects=changed_pins(last_before.own, latest.own),
-                decision=decision_on(decisions, metric.name, last_before.own.night, begin),
+                decision=decision_on(decisions, metric.name, last_before.own.order, nights[first].own.order),
             )
         )
     decided = max((at for at, change in enumerate(changes) if change.decision), default=-1)
@@ -337,7 +337,7 @@ def _start_of(
     accepted = level_start(decisions, metric.name)
     while at and metric.worse(point.change):
         own, value = nights[at].own, values[at]
-        if metric.name not in own.worse and not (accepted and own.night >= accepted):
+        if metric.name not in own.worse and not (accepted and own.order >= accepted):
             break
         if value is None or abs(value - point.after) > abs(value - point.before):
             break

@@ -412,7 +412,7 @@ def test_accepting_a_run_of_a_night_without_a_date_decides_about_that_night_and_
 
     made = accept(store, record.spec.run_key, "baseline", who="ann", why="known")
 
-    assert made.night == "upgrade-21"
+    assert made.night == "2026-09-21-120000"
 
 
 def test_accepting_a_run_takes_cluster_series_and_night_from_it(
@@ -530,13 +530,16 @@ class Nights:
 
     def _judge(self, level: float) -> Verdict:
         number = len(self.keys)
-        record = builders.make_record(
-            summary_at(level * (1 + 0.001 * (number % 3 - 1))),
-            night(number),
-            gate=GatePolicy(confirm=0),
-        )
-        self.keys.append(self._commit(self._store, record).spec.run_key)
-        return judge_and_record(self._store, record, {}, lambda *_range: ())
+        found = self.judge(level * (1 + 0.001 * (number % 3 - 1)), night(number))
+        self.keys.append(found.run_key)
+        return found
+
+    def judge(self, level: float, name: str, harvested_at: datetime | None = None) -> Verdict:
+        """A night by its name, which need not be a date."""
+        record = builders.make_record(summary_at(level), name, gate=GatePolicy(confirm=0))
+        if harvested_at:
+            record = record.model_copy(update={"harvested_at": harvested_at})
+        return judge_and_record(self._store, self._commit(self._store, record), {}, lambda *_range: ())
 
     def stored(self) -> list[VerdictStatus | None]:
         return [row.verdict for row in read_history(self._store, "dgx", SERIES)]
@@ -681,6 +684,33 @@ def test_a_decision_that_is_meant_must_be_the_only_one(store: DirectoryStore, ni
         undo(store, nights.keys[0])
 
     assert all(one in str(several.value) for one in ids)
+
+
+def test_a_level_that_is_accepted_by_a_night_without_a_date_makes_no_later_night_a_good_one(
+    store: DirectoryStore, nights: Nights
+) -> None:
+    nights.run(*[1.0] * 8, 1.1, 1.1)
+    by_hand = nights.judge(1.1, "checked-10", datetime(2026, 9, 10, 12, tzinfo=UTC))
+
+    made = accept(store, by_hand.run_key, "acknowledged", who="ann", why="known")
+
+    assert by_hand.status is VerdictStatus.REGRESSED
+    assert (made.since, made.night) == (night(8), "2026-09-10-120000")
+    assert nights.run(1.1, 1.1)[-1] in GOOD_VERDICTS
+    assert nights.run(*[1.14] * 9) == [VerdictStatus.REGRESSED] * 9
+
+
+def test_a_level_that_begins_with_a_night_without_a_date_is_accepted_for_those_after_it(
+    store: DirectoryStore, nights: Nights
+) -> None:
+    nights.run(*[1.0] * 8)
+    nights.judge(1.1, "upgrade-08", datetime(2026, 9, 8, 12, tzinfo=UTC))
+    nights.run(1.1, 1.1)
+
+    made = accept(store, nights.keys[-1], "baseline", who="ann", why="new image")
+
+    assert (made.since, made.night) == ("2026-09-08-120000", night(9))
+    assert set(nights.run(1.1, 1.1)) <= GOOD_VERDICTS
 
 
 def test_a_decision_ends_with_its_last_night(store: DirectoryStore, nights: Nights) -> None:
