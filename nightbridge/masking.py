@@ -11,15 +11,19 @@ and one that is not UTF-8 are all fine.
 
 import base64
 import bisect
+import bz2
 import functools
+import gzip
 import html
 import json
+import lzma
 import os
 import re
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import quote, quote_plus
 
 from nightbridge.files import CHUNK, copy_regular
@@ -36,6 +40,8 @@ MIN_LENGTH = 4
 
 MIN_ENCODED = 8
 """Bytes of the shortest text looked for in an encoding, with gaps or in a binary file: shorter ones occur by chance."""
+
+_WIDE = ("utf-16-le", "utf-32-le")
 
 _PARTS = (
     re.compile(r'\bpassword\s+"([^"]+)"'),
@@ -84,8 +90,14 @@ def _spellings(value: str) -> Iterator[bytes]:
 
 
 def _known_texts(values: Iterable[str]) -> set[bytes]:
-    """Every spelling of the values, and of those parts of them that are secrets by themselves."""
-    return {text for value in _with_parts(values) if len(value) >= MIN_LENGTH for text in _spellings(value)}
+    """Every spelling of the values, and of those parts of them that are secrets by themselves.
+
+    Also in UTF-16 and UTF-32, as other languages keep texts: without the zeros that stand last or first.
+    """
+    known = [value for value in _with_parts(values) if len(value) >= MIN_LENGTH]
+    long = [value for value in known if len(value) >= MIN_ENCODED]
+    wide = (value.encode(form, "surrogatepass").strip(b"\0") for value in long for form in _WIDE)
+    return {*wide, *(text for value in known for text in _spellings(value))}
 
 
 def _with_parts(values: Iterable[str]) -> set[str]:
@@ -101,7 +113,8 @@ class _Texts:
     """Finds any of many texts of `MIN_ENCODED` bytes and more, as fast as a few.
 
     Every occurrence covers four bytes at a multiple of four. So only these words are looked up among those that the
-    texts have at one of four offsets: by a hash of 16 bits, then by their first two bytes; the rest is compared.
+    texts have at one of four offsets: by a hash of 16 bits, then by their first two bytes, then with the word behind
+    them, since small integers are like letters of UTF-32; the rest is compared.
     """
 
     _BLOCK = 1 << 18  # bytes: what numpy makes of them stays in the processor's cache
@@ -112,14 +125,21 @@ class _Texts:
         found = {text for text in texts if len(text) >= MIN_ENCODED}
         self.longest = max(map(len, found), default=0)
         self._by_word: dict[int, list[tuple[bytes, int]]] = {}
+        pairs, alone = [], []
         for text in found:
             for offset in range(4):
-                word = int.from_bytes(text[offset : offset + 4], "little")
+                word, behind = (int.from_bytes(text[at : at + 4], "little") for at in (offset, offset + 4))
                 self._by_word.setdefault(word, []).append((text, offset))
+                if len(text) >= offset + 8:
+                    pairs.append((word, behind))
+                else:
+                    alone.append(word)
         words = np.array(list(self._by_word), dtype="<u4")
-        self._hashes, self._first_bytes = np.zeros((2, 1 << 16), dtype=bool)
+        self._hashes, self._first_bytes, self._alone, self._pairs = np.zeros((4, 1 << 16), dtype=bool)
         self._hashes[self._hash(words)] = True
         self._first_bytes[words.view("<u2")[::2]] = True
+        self._alone[self._hash(np.array(alone, dtype="<u4"))] = True
+        self._pairs[self._hash_pairs(*np.array(pairs, dtype="<u4").reshape(-1, 2).T)] = True
 
     def find(self, data: bytes | bytearray, size: int) -> set[tuple[int, int]]:
         """Where in the first `size` bytes the texts begin and end."""
@@ -129,22 +149,33 @@ class _Texts:
         for begin in range(0, size - 3 if self._by_word else 0, self._BLOCK):
             words = np.frombuffer(data, "<u4", min(self._BLOCK, size - begin) // 4, begin)
             likely = np.flatnonzero(self._hashes.take(self._hash(words)))
-            for index in likely[self._first_bytes.take(words[likely].view("<u2")[::2])].tolist():
+            likely = likely[self._first_bytes.take(words[likely].view("<u2")[::2])]
+            for index in likely[self._may_go_on(words, likely)].tolist():
                 for text, offset in self._by_word.get(int(words[index]), ()):
                     start = begin + 4 * index - offset
                     if start >= 0 and data.startswith(text, start) and start + len(text) <= size:
                         found.add((start, start + len(text)))
         return found
 
-    def _hash(self, words: "NDArray[np.uint32]") -> "NDArray[np.uint16]":
+    def _may_go_on(self, words: "NDArray[np.uint32]", likely: "NDArray[np.int_]") -> "NDArray[np.bool_]":
+        """Behind which of some words stands what does in a text; also the last one, as the next lies in another block."""
+        first, second = words[likely], words.take(likely + 1, mode="clip")
+        fits: NDArray[np.bool_] = self._pairs.take(self._hash_pairs(first, second))
+        fits |= self._alone.take(self._hash(first)) | (likely == len(words) - 1)
+        return fits
+
+    @classmethod
+    def _hash_pairs(cls, first: "NDArray[np.uint32]", second: "NDArray[np.uint32]") -> "NDArray[np.uint16]":
+        return cls._hash(first * first.dtype.type(_MULTIPLIER >> 8) + second)
+
+    @staticmethod
+    def _hash(words: "NDArray[np.uint32]") -> "NDArray[np.uint16]":
         return (words * words.dtype.type(_MULTIPLIER)).view("<u2")[1::2]
 
 
 @functools.lru_cache(maxsize=8)
 def _texts(values: frozenset[str]) -> _Texts:
-    # In UTF-16, as other languages keep texts, too; without the zero that stands last or first.
-    wide = (value.encode("utf-16-le", "surrogatepass") for value in _with_parts(values) if len(value) >= MIN_ENCODED)
-    return _Texts(_known_texts(values) | {text.rstrip(b"\0") for text in wide})
+    return _Texts(_known_texts(values))
 
 
 MIN_PIECE = 12
@@ -153,7 +184,8 @@ MIN_PIECE = 12
 _MAX_INDENT = 64
 """White space before a piece, or behind it, at most."""
 
-_BREAKS, _BLANKS = (bytes(byte in these for byte in range(256)) for these in (b"\n\r", b" \t"))
+_BREAKS, _BLANKS, _ENDS = (bytes(byte in these for byte in range(256)) for these in (b"\n\r", b" \t", b" \t\\="))
+"""Line breaks; what may stand before a piece; and behind it: YAML, a shell and quoted-printable go on after a sign."""
 
 
 class _Pieces:
@@ -167,17 +199,18 @@ class _Pieces:
     def __init__(self, texts: Iterable[bytes]) -> None:
         import numpy as np
 
-        self._after: dict[int, set[bytes]] = {}
-        self._before: dict[int, set[bytes]] = {}
+        # Where a text is cut, not the pieces: those of a key of 2 KB, in every encoding, are a gigabyte.
+        self._after: dict[int, list[tuple[bytes, int]]] = {}
+        self._before: dict[int, list[tuple[bytes, int]]] = {}
         for text in texts:
             for at in range(1, len(text) - MIN_PIECE + 1):
-                self._after.setdefault(int.from_bytes(text[at : at + 4], "little"), set()).add(text[at:])
+                self._after.setdefault(int.from_bytes(text[at : at + 4], "little"), []).append((text, at))
             for end in range(MIN_PIECE, len(text)):
-                self._before.setdefault(int.from_bytes(text[end - 4 : end], "little"), set()).add(text[:end])
+                self._before.setdefault(int.from_bytes(text[end - 4 : end], "little"), []).append((text, end))
         self._likely = [np.zeros(1 << 20, dtype=bool) for _side in (self._after, self._before)]
         for table, side in zip(self._likely, (self._after, self._before), strict=True):
             table[self._hash(np.array(list(side), dtype="<u4"))] = True
-        self._breaks, self._blanks = (np.frombuffer(table, dtype=bool) for table in (_BREAKS, _BLANKS))
+        self._breaks, self._blanks, self._ends = (np.frombuffer(each, dtype=bool) for each in (_BREAKS, _BLANKS, _ENDS))
 
     def find(self, data: bytes, start: int) -> Iterator["Found"]:
         """Find them from `start` on, in any order; what is found after a line break begins there."""
@@ -197,7 +230,8 @@ class _Pieces:
             at = int(first[index])
             ends = int(breaks[index + 1]) if index + 1 < len(breaks) else at
             line = data[at:ends].rstrip()
-            for rest in self._after.get(int.from_bytes(data[at : at + 4], "little"), ()):
+            for text, cut in self._after.get(int.from_bytes(data[at : at + 4], "little"), ()):
+                rest = text[cut:]
                 if data.startswith(rest, at):
                     yield Found(int(breaks[index]), at, at + len(rest))
                 elif len(line) >= MIN_PIECE and rest.startswith(line):
@@ -209,9 +243,9 @@ class _Pieces:
         last = self._past_blanks(array, breaks, -1, start)
         for index in self._likely_at(1, array, last - 4, len(array)):
             end = int(last[index])
-            for head in self._before.get(int.from_bytes(data[end - 4 : end], "little"), ()):
-                if end - len(head) >= start and data.endswith(head, 0, end):
-                    yield Found(end - len(head), end - len(head), end)
+            for text, cut in self._before.get(int.from_bytes(data[end - 4 : end], "little"), ()):
+                if end - cut >= start and data.startswith(text[:cut], end - cut):
+                    yield Found(end - cut, end - cut, end)
 
     def _past_blanks(
         self, array: "NDArray[np.uint8]", at: "NDArray[np.int_]", step: int, least: int
@@ -219,10 +253,11 @@ class _Pieces:
         """Some places without the white space behind them, for `step` 1, or before them and from `least` on, for -1."""
         import numpy as np
 
+        blanks = self._blanks if step > 0 else self._ends
         for _blank in range(_MAX_INDENT):
             looked_at = at if step > 0 else at - 1
             (inside,) = np.nonzero((looked_at >= least) & (looked_at < len(array)))
-            blank = inside[self._blanks.take(array[looked_at[inside]])]
+            blank = inside[blanks.take(array[looked_at[inside]])]
             if not len(blank):
                 break
             at = at.copy()
@@ -254,7 +289,7 @@ class _Values:
     def __init__(self, texts: frozenset[bytes]) -> None:
         self._short = [text for text in texts if len(text) < MIN_ENCODED]
         self._joined = _Texts(_joined(text) for text in texts)
-        self._pieces = _Pieces(text for text in texts if len(text) >= MIN_ENCODED)
+        self._pieces = _Pieces(text for text in texts if len(text) >= MIN_ENCODED and b"\0" not in text)
         self.longest = max(map(len, texts), default=0)
 
     def find(self, data: bytes, start: int) -> Iterator[Found]:
@@ -384,39 +419,82 @@ class SecretFinder:
         return bool(self._texts.find(data, size)) or holds_token(data, size, max(min(self._unread, size), 0))
 
 
-_GZIP = b"\x1f\x8b\x08"
+# --- packed files ----------------------------------------------------------------------------------------------------
+
 _MAX_RATIO = 100
 """A file that unpacks to more times its size was made to, and is not unpacked further: texts reach a tenth of that."""
 
-
-class GzipFinder:
-    """Looks for secrets in what a gzip file, such as PyTorch's trace, unpacks to; `found` as of `SecretFinder`."""
-
-    def __init__(self, secrets: Iterable[str]) -> None:
-        self._secrets, self._allowed, self.found = secrets, 0, False
-        self._unpacker: zlib._Decompress | None = None
-
-    def feed(self, piece: bytearray, size: int) -> None:
-        """Unpack the first `size` bytes of the next piece, and look at that."""
-        if not self._allowed and piece.startswith(_GZIP, 0, size):
-            self._finder, self._unpacker = SecretFinder(self._secrets), _unpacker()
-        self._allowed += _MAX_RATIO * size
-        packed = bytes(piece[:size]) if self._unpacker else b""
-        try:
-            while self._unpacker and self._allowed > 0:
-                data = bytearray(self._unpacker.decompress(packed, CHUNK))
-                self._finder.feed(data, len(data))
-                self.found |= self._finder.found
-                self._allowed -= len(data)
-                packed = self._unpacker.unconsumed_tail
-                if self._unpacker.eof:  # another may follow, as where a writer appends
-                    packed, self._unpacker = self._unpacker.unused_data, _unpacker()
-                if not packed and len(data) < CHUNK:
-                    return
-        except zlib.error:
-            pass
-        self._unpacker = None
+_XZ_MEMORY = 128 << 20
+"""Bytes that an xz file may take to be unpacked, twice what `xz -9` needs; Zstandard's library has the same limit."""
+_unpacking = threading.Semaphore(4)
 
 
-def _unpacker() -> "zlib._Decompress":
-    return zlib.decompressobj(zlib.MAX_WBITS | 16)
+def holds_packed(stream: BinaryIO, size: int, secrets: Iterable[str]) -> bool:
+    """Whether a secret is in what a gzip, bzip2, xz, Zstandard or LZ4 file unpacks to, such as PyTorch's trace.
+
+    Args:
+        stream: The file, unbuffered and at its beginning, where it is left.
+        size: Bytes of the file.
+        secrets: The values; tokens of a known form count, too.
+
+    Raises:
+        OSError: The file cannot be read. One that is damaged is looked at as far as it can be unpacked.
+    """
+    head = stream.read(max(map(len, _UNPACKERS)))
+    stream.seek(0)
+    unpack = next((each for magic, each in _UNPACKERS.items() if head.startswith(magic)), None)
+    if unpack is None:
+        return False
+    finder, waiting, allowed = SecretFinder(secrets), bytearray(), _MAX_RATIO * size
+    # What reads a packed file also closes it.
+    with _unpacking, open(os.dup(stream.fileno()), "rb", buffering=0) as packed:
+        for piece in _while_sound(unpack(packed)):
+            waiting += piece
+            allowed -= len(piece)
+            if len(waiting) >= CHUNK or allowed <= 0:
+                finder.feed(waiting, len(waiting))
+                waiting.clear()
+            if finder.found or allowed <= 0:
+                break
+        finder.feed(waiting, len(waiting))
+    stream.seek(0)
+    return finder.found
+
+
+def _while_sound(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    try:
+        yield from pieces
+    except (EOFError, ValueError, zlib.error, lzma.LZMAError):
+        return
+    except OSError as error:
+        if error.errno:  # of the file system, and not of what is in the file
+            raise
+
+
+def _xz(packed: BinaryIO) -> Iterator[bytes]:
+    """As of `lzma.LZMAFile`, which takes as much memory as the file says."""
+    rest = b""
+    while rest or (rest := packed.read(CHUNK)):
+        unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+        while not unpacker.eof and (rest or not unpacker.needs_input or (rest := packed.read(CHUNK))):
+            yield unpacker.decompress(rest, CHUNK)
+            rest = b""
+        rest = unpacker.unused_data
+
+
+def _by_arrow(form: str, packed: BinaryIO) -> Iterator[bytes]:
+    import pyarrow as pa  # slow to import, and hardly ever needed
+
+    with pa.CompressedInputStream(pa.PythonFile(packed, mode="r"), form) as reader:
+        # In few bytes: of a read that ends in damage nothing is left.
+        yield from iter(functools.partial(reader.read, 4096), b"")
+
+
+_UNPACKERS: dict[bytes, Callable[[BinaryIO], Iterator[bytes]]] = {
+    b"\x1f\x8b\x08": lambda packed: iter(functools.partial(gzip.GzipFile(fileobj=packed).read1, CHUNK), b""),
+    b"BZh": lambda packed: iter(functools.partial(bz2.BZ2File(packed).read1, CHUNK), b""),
+    b"\xfd7zXZ\0": _xz,
+    b"\x28\xb5\x2f\xfd": functools.partial(_by_arrow, "zstd"),
+    b"\x04\x22\x4d\x18": functools.partial(_by_arrow, "lz4"),
+}
+"""How a file begins, and what unpacks it."""

@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 
 from nightbridge.errors import DamagedData
 from nightbridge.files import open_regular, unless_away
-from nightbridge.masking import GzipFinder, SecretFinder
+from nightbridge.masking import SecretFinder, holds_packed
 
 PART_SIZE = 8 << 20
 """Bytes of a part, and of the largest file without parts."""
@@ -194,8 +194,11 @@ class FileSource:
         self._stamp = self._stamp or Stamp.of(os.fstat(self._stream.fileno()))
         try:
             self._check_unchanged()
-        except DamagedData:
+            self._refuse_if(holds_packed(self._stream, self.size, self._secrets))
+        except BaseException as error:
             self.__exit__()
+            if isinstance(error, OSError):
+                raise self._unreadable(error) from error
             raise
         self._begin(part_size(self.size))
         return self
@@ -225,7 +228,7 @@ class FileSource:
 
     def _begin(self, part_size: int) -> None:
         self.digest = FileDigest(part_size)
-        self._finders = (SecretFinder(self._secrets), GzipFinder(self._secrets))
+        self._finder = SecretFinder(self._secrets)
         self._crcs = CrcCheck(self._extents)
         self._read = 0
 
@@ -242,16 +245,18 @@ class FileSource:
                 raise self._changed()
             filled += count
         self.digest.update(view[:filled])
-        for finder in self._finders:
-            finder.feed(buffer, filled)
-        if any(finder.found for finder in self._finders):
-            raise DamagedData("contains a secret; binary files are never altered", subject=str(self.path))
+        self._finder.feed(buffer, filled)
+        self._refuse_if(self._finder.found)
         self._crcs.update(view[:filled])
         self._read += filled
         self.on_read(self._read)
         if filled and self._read == self.size:
             self._check_unchanged()
         return filled
+
+    def _refuse_if(self, found: bool) -> None:
+        if found:
+            raise DamagedData("contains a secret; binary files are never altered", subject=str(self.path))
 
     def _check_unchanged(self) -> None:
         if Stamp.of(os.fstat(self._stream.fileno())) != self._stamp:

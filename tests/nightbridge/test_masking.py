@@ -1,27 +1,35 @@
 """Masking: secrets are taken out of texts wherever they are, and found in binaries."""
 
 import base64
+import bz2
+import errno
 import gzip
 import html
 import json
+import lzma
+import os
+import quopri
 import random
 import re
 import shlex
 import textwrap
 import time
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
 import markupsafe
+import pyarrow
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nightbridge import files, masking, secrets
 from nightbridge.errors import DamagedData, PermanentError
-from nightbridge.masking import MASK, GzipFinder, SecretFinder, copy_masked, mask_text
+from nightbridge.masking import MASK, SecretFinder, copy_masked, holds_packed, mask_text
 from nightbridge.secrets import MAX_SHAPE_BYTES, find_shapes
 
 TOKEN = "hf_PlantedToken"
@@ -98,6 +106,13 @@ def test_a_value_is_masked_in_every_encoding(tmp_path: Path, encode: Callable[[s
     assert text.strip("\"'{}\\ ") not in expected
     assert MASK in expected
     assert len(expected) <= len(f"before {MASK} after") + len(text) - len(text.strip("\"'{}:\\ logtken"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_a_value_is_masked_in_a_text_of_wide_characters(tmp_path: Path, encoding: str) -> None:
+    text = f"before {SECRETS[0]} after"
+    left = masked(tmp_path, text.encode(encoding), SECRETS)
+    assert left.replace(b"\0", b"") == f"before {MASK} after".encode()
 
 
 @pytest.mark.parametrize("wrap", [0, 5, 76])
@@ -190,6 +205,22 @@ def test_pieces_of_a_value_are_masked_where_another_ranks_lines_stand_between(
         assert [piece for piece in (first, second, third[:-2]) if piece in left] == []
         assert left.count(MASK) == 3
         assert left.replace(MASK, "").count(other) == shown.count(other)
+
+
+@pytest.mark.parametrize(
+    "folded",
+    [
+        yaml.dump({"key": f"é{WRAPPED[:14]}\\{WRAPPED[14:]}"}, width=20),
+        f"curl -H {WRAPPED[:14]}\\\n    {WRAPPED[14:]}",
+        f"token: {WRAPPED[:14]}=\r\n{WRAPPED[14:]}",
+        quopri.encodestring(b"a" * 60 + WRAPPED.encode()).decode(),
+    ],
+    ids=["yaml", "shell", "quoted-printable", "quopri"],
+)
+def test_a_value_is_masked_where_a_sign_says_that_the_next_line_goes_on_with_it(folded: str) -> None:
+    left = mask_text(folded, [WRAPPED, f"{WRAPPED[:14]}\\{WRAPPED[14:]}"])
+    assert WRAPPED[:12] not in left
+    assert WRAPPED[-20:] not in left
 
 
 @pytest.mark.parametrize("cut", range(12, 41))
@@ -440,7 +471,20 @@ def test_a_line_of_a_million_separators_is_looked_at_in_no_time(tmp_path: Path) 
     assert whole(data) == data
 
 
+def test_a_key_of_kilobytes_takes_little_memory() -> None:
+    """Such as a service account's file, in every encoding."""
+    key = random.Random(1).randbytes(1200).hex()
+    tracemalloc.start()
+    assert mask_text(f"a {key} b", [key]) == f"a {MASK} b"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 << 20
+
+
 # --- binaries --------------------------------------------------------------------------------------------------------
+
+
+WIDE = ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
 
 
 def found(data: bytes, secrets: list[str], piece: int = 16) -> bool:
@@ -471,30 +515,77 @@ def test_a_short_value_in_a_binary_is_chance() -> None:
 @pytest.mark.parametrize("shift", range(3))
 @pytest.mark.parametrize("piece", [3, 16, 100])
 def test_an_encoded_value_is_found_in_a_binary(shift: int, piece: int) -> None:
-    wide = (SECRETS[0].encode(encoding) for encoding in ("utf-16-le", "utf-16-be"))
+    wide = (SECRETS[0].encode(encoding) for encoding in WIDE)
     for text in (base64.b64encode(b"u" * shift + SECRETS[0].encode()), SECRETS[0].encode().hex().encode(), *wide):
         assert found(b"\0" * 21 + text + b"\0" * 30, SECRETS, piece)
 
 
-def found_in_gzip(data: bytes, piece: int) -> bool:
-    finder = GzipFinder(SECRETS)
-    for start in range(0, len(data), piece):
-        finder.feed(bytearray(data[start : start + piece]), len(data[start : start + piece]))
-    return finder.found
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+    "zstd": lambda data: bytes(pyarrow.compress(data, "zstd", asbytes=True)),
+    "lz4": lambda data: bytes(pyarrow.compress(data, "lz4", asbytes=True)),
+}
 
 
-@pytest.mark.parametrize("piece", [16, 1000])
-def test_a_secret_is_found_in_what_a_gzip_file_unpacks_to(piece: int) -> None:
-    noise, secret = random.Random(1).randbytes(2000), SECRETS[0].encode()
-    packed = gzip.compress(noise + secret + noise)
-    assert found_in_gzip(packed, piece)
-    assert found_in_gzip(gzip.compress(noise) + packed, piece), "a second member, as where a writer appends"
-    assert not found_in_gzip(gzip.compress(noise)[:-9] + packed, piece), "damaged"
-    assert not found_in_gzip(b"-" + packed, piece), "no gzip file"
+def found_packed(folder: Path, data: bytes) -> bool:
+    (folder / "packed").write_bytes(data)
+    with (folder / "packed").open("rb", buffering=0) as stream:
+        found = holds_packed(stream, len(data), SECRETS)
+        assert stream.tell() == 0
+    return found
 
 
-def test_a_gzip_file_that_was_made_to_unpack_to_much_more_than_it_is_is_not_unpacked() -> None:
-    assert not found_in_gzip(gzip.compress(bytes(300 << 20) + SECRETS[0].encode(), 1), 1000)
+@pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
+@pytest.mark.parametrize("size", [0, 2000, 1_100_000])
+def test_a_secret_is_found_in_what_a_packed_file_unpacks_to(
+    tmp_path: Path, pack: Callable[[bytes], bytes], size: int
+) -> None:
+    noise, secret = random.Random(1).randbytes(size), SECRETS[0].encode()
+    packed = pack(noise + secret + noise)
+    assert found_packed(tmp_path, packed)
+    assert found_packed(tmp_path, pack(noise) + packed), "a second member, as where a writer appends"
+    assert not found_packed(tmp_path, pack(noise + secret[:-1] + noise))
+    assert not found_packed(tmp_path, b"-" + packed), "no packed file"
+
+
+@pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
+def test_a_packed_file_is_looked_at_as_far_as_it_is_whole(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    """A job that was killed left the beginning of its trace."""
+    words = random.Random(1).randbytes(1 << 18).hex().encode()
+    packed = pack(words[: 1 << 18] + SECRETS[0].encode() + words)
+    assert found_packed(tmp_path, packed[:-5000])
+    assert not found_packed(tmp_path, packed[:5000])
+    found_packed(tmp_path, packed[:5000] + bytes(5000) + packed[10_000:])  # and no damage is an error
+
+
+@pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
+def test_a_file_that_was_made_to_unpack_to_much_more_than_it_is_is_not_unpacked(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    began = time.process_time()
+    assert not found_packed(tmp_path, pack(bytes(30 << 20)) + pack(SECRETS[0].encode()))
+    assert time.process_time() - began < 10
+
+
+def test_an_xz_file_takes_no_more_memory_to_unpack_than_xz_needs(tmp_path: Path) -> None:
+    for exponent, allowed in ((26, True), (28, False)):
+        filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << exponent, "preset": 0}]
+        packed = lzma.compress(SECRETS[0].encode(), filters=filters)
+        assert found_packed(tmp_path, packed) is allowed
+
+
+def test_a_packed_file_that_cannot_be_read_now_is_not_taken_for_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_packed: object) -> Iterator[bytes]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        yield b""
+
+    monkeypatch.setitem(masking._UNPACKERS, lzma.compress(b"")[:6], fail)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        found_packed(tmp_path, lzma.compress(b"text"))
 
 
 @pytest.mark.parametrize("token", [HF, AWS, *TOKENS])
