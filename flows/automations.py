@@ -15,6 +15,7 @@ from prefect.blocks.notifications import CustomWebhookNotificationBlock, Microso
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.events.actions import SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.utilities.urls import url_for
 from pydantic import SecretStr
 
 from nightbridge.blocks import MailNotification
@@ -34,8 +35,11 @@ class _Reported(NamedTuple):
     subject: str
     body: str
 
+    @property
+    def is_own(self) -> bool:
+        """Whether its events are nightbridge's, and not Prefect's of a flow run."""
+        return all(event.startswith("nightbridge.") for event in self.events)
 
-_STATE = "{{ flow_run.state.message or '' }}\n{{ flow_run|ui_url }}"
 
 REPORTED = {
     "news": _Reported(
@@ -51,13 +55,18 @@ REPORTED = {
         "{{ event.payload.scenario }}, night {{ event.payload.night }}: {{ event.payload.end }}",
         "{{ event.payload.message }}",
     ),
-    "late": _Reported(("prefect.flow-run.Late",), {}, "{{ deployment.name }} is late: {{ flow_run.name }}", _STATE),
+    "late": _Reported(
+        ("prefect.flow-run.Late",),
+        {},
+        "{{ deployment.name }} is late: {{ flow_run.name }}",
+        "due since {{ flow_run.expected_start_time.isoformat(' ', 'minutes') }}",  # the name is random until it begins
+    ),
     "crashed": _Reported(
         # Ends that we choose have other names: Failed is a defect, or a suspension that nobody ended in time.
         ("prefect.flow-run.Crashed", "prefect.flow-run.Failed"),
         {},
         "{{ deployment.name }} {{ flow_run.state.name|lower }}: {{ flow_run.name }}",
-        _STATE,
+        "{{ flow_run.state.message or '' }}",
     ),
 }
 """Each automation by the end of its name. What stands as the night before sends no event, so it is not reported."""
@@ -94,7 +103,7 @@ def make_automations(client: SyncPrefectClient, cluster: str, recipients: Mappin
             tags=[TAG],
             trigger=_trigger(reported, cluster),
             actions=[
-                SendNotification(block_document_id=block, subject=reported.subject, body=reported.body)
+                SendNotification(block_document_id=block, subject=reported.subject, body=_body(reported))
                 for block in blocks
             ],
         )
@@ -109,6 +118,14 @@ def make_automations(client: SyncPrefectClient, cluster: str, recipients: Mappin
             yield f"automation {wanted.name}, to {', '.join(recipients)}"
 
 
+def _body(reported: _Reported) -> str:
+    """What it says, with the flow run's address in the UI as this process reaches it: few servers know their own."""
+    if reported.is_own:
+        return reported.body
+    address = url_for("flow-run", obj_id="{{ flow_run.id }}") or "{{ flow_run|ui_url or '' }}"
+    return f"{reported.body}\n{address}"
+
+
 def _trigger(reported: _Reported, cluster: str) -> EventTrigger:
     by_cluster = {**reported.labels, "nightbridge.cluster": [cluster]}
     # A night's runs are flow runs without a deployment: the night reports for them.
@@ -116,11 +133,10 @@ def _trigger(reported: _Reported, cluster: str) -> EventTrigger:
         {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{tag}"}
         for tag in (TAG, f"cluster:{cluster}")
     ] + [{"prefect.resource.role": "deployment"}]
-    own = all(event.startswith("nightbridge.") for event in reported.events)
     return EventTrigger(
         expect=set(reported.events),
-        match=by_cluster if own else {"prefect.resource.id": "prefect.flow-run.*"},
-        match_related=[] if own else of_flow_run,
+        match=by_cluster if reported.is_own else {"prefect.resource.id": "prefect.flow-run.*"},
+        match_related=[] if reported.is_own else of_flow_run,
         posture=Posture.Reactive,
         threshold=1,
         within=timedelta(0),

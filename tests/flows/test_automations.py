@@ -44,7 +44,7 @@ def verdict(test_id: str, news: str) -> Verdict:
 
 
 def test_what_is_news_late_crashed_or_failed_arrives_by_mail_and_webhook_and_nothing_of_others(
-    client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: SyncPrefectClient, prefect_server: PrefectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site_file = tmp_path / "site.toml"
     with mail_server() as mail, webhook_server() as webhook:
@@ -65,8 +65,10 @@ def test_what_is_news_late_crashed_or_failed_arrives_by_mail_and_webhook_and_not
         send_events([others, standing, ours, ended])
         nightly = client.read_deployment_by_name("nightly-regression/nightly")
         states: tuple[State[None], ...] = (Late(), Crashed(message="gone"), Failed(), Failed(name="Regressed"))
-        for state in states:
+        runs = [
             client.create_flow_run_from_deployment(nightly.id, name=f"{state.name}-run", state=state)
+            for state in states
+        ]
 
         reaper = client.read_deployment_by_name("reaper/reaper")
         client.create_flow_run_from_deployment(reaper.id, name="Foreign-run", state=Crashed())
@@ -82,10 +84,17 @@ def test_what_is_news_late_crashed_or_failed_arrives_by_mail_and_webhook_and_not
             lambda: len(webhook.received) >= len(wanted) and len(mail.received) >= 2 * len(wanted), "notifications"
         )
 
+    ui_url = prefect_server.api_url.removesuffix("/api")
     texts = [json.loads(body)["text"] for body in webhook.received]
     subjects = [message["Subject"] for message in mail.received]
     for each in wanted:
         assert sum(each in text for text in texts) == 1, texts
         assert sum(each in subject for subject in subjects) == 2, subjects  # a mail for each person
-    assert not any(other in text for text in texts for other in ("of-another", "standing", "Foreign-run", "Regressed"))
+    for run in runs[:3]:
+        (told,) = (text for text in texts if run.name in text)
+        assert told.endswith(f"\n{ui_url}/runs/flow-run/{run.id}")
+        assert run.name != "Late-run" or "due since 20" in told
+    assert not any(
+        other in text for text in texts for other in ("None", "of-another", "standing", "Foreign-run", "Regressed")
+    )
     assert {to for envelope in mail.envelopes for to in envelope.rcpt_tos} == {"team@example.org", "night@example.org"}
