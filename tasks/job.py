@@ -10,7 +10,7 @@ from functools import partial
 
 from prefect.logging import get_run_logger
 
-from nightbridge.errors import LaunchRefused, StatusUnknown, TransientError
+from nightbridge.errors import LaunchRefused, NightbridgeError, StatusUnknown, TransientError
 from nightbridge.masking import mask_text
 from nightbridge.models import Job, JobState, JobStatus, LaunchPlan, RunSpec, Site
 from nightbridge.outputs.following import LOOK_INTERVAL, LogNews, RunFollower
@@ -33,7 +33,7 @@ from nightbridge.slurm.attempts import (
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.slurm.outcome import classify_job
 from nightbridge.slurm.protocol import JobNotAccepted
-from nightbridge.slurm.states import BY_EXIT_FILE, LOST, WAITING, waiting_words
+from nightbridge.slurm.states import BY_EXIT_FILE, LOST, QUEUED_AGAIN, WAITING, waiting_words
 from nightbridge.slurm.submission import submit_attempt
 from nightbridge.tasks.context import raise_if_interrupted, this_night, wait_out
 from nightbridge.tasks.limits import job_slots
@@ -210,8 +210,18 @@ def watch(job: Job, plan: LaunchPlan, site: Site) -> Job:
     ended = classify_job(ended, evidence)
     ended = ended.model_copy(update={"outcome_reason": display.masked(ended.outcome_reason)})
     record_ended(ended)
+    if ended.status is not None and ended.status.reason.startswith(QUEUED_AGAIN):
+        _leave_queue(ended, site)
     get_run_logger().info("job %d ended as %s: %s", job.job_id, ended.outcome, ended.outcome_reason)
     return ended
+
+
+def _leave_queue(ended: Job, site: Site) -> None:
+    """Cancel a job that has ended and is in the queue again: at best it would start, and end at once."""
+    try:
+        cluster_of(site).cancel(ended.job_id)
+    except NightbridgeError as error:
+        get_run_logger().warning("job %d has ended, and stays in the queue: %s", ended.job_id, error)
 
 
 def submit_and_watch(run: RunSpec, plan: LaunchPlan, site: Site) -> Job:

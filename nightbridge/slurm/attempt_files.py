@@ -16,6 +16,7 @@ waiting.json      what a stage of the run waits for, while it does   `Waiting`
 import contextlib
 import os
 import re
+import signal
 import socket
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -36,7 +37,7 @@ from nightbridge.models import ClusterSettings, Job, Model, RunKey, StoredModel,
 from nightbridge.numbers import whole_number
 from nightbridge.slurm.protocol import Cluster, JobNotAccepted, Lookup
 from nightbridge.slurm.script import ATTEMPT_FILE as ATTEMPT_FILE
-from nightbridge.slurm.script import CLAIM, EXIT_CODE
+from nightbridge.slurm.script import CLAIM, EXIT_CODE, PID
 
 SUBMISSION_FILE = "submission.json"
 REFUSAL_FILE = "refusal.json"
@@ -404,9 +405,33 @@ def read_claim(attempt_dir: Path) -> int | None:
 
 def claimed_at(attempt_dir: Path) -> datetime:
     """When the attempt was claimed, by the clock of the file server; now where that is not known."""
+    return _written_at(attempt_dir / CLAIM)
+
+
+def script_ended_at(attempt_dir: Path) -> datetime:
+    """When the exit file was written, by the clock of the file server; now where that is not known."""
+    return _written_at(attempt_dir / EXIT_CODE)
+
+
+def _written_at(path: Path) -> datetime:
     with contextlib.suppress(OSError):
-        return datetime.fromtimestamp((attempt_dir / CLAIM).stat().st_mtime, UTC)
+        return datetime.fromtimestamp(path.lstat().st_mtime, UTC)
     return utc_now()
+
+
+def ended_by_itself(attempt_dir: Path, job_id: int) -> bool:
+    """Whether a job's script has ended, and no signal has ended it: the guard lets no later start of the job run.
+
+    Raises:
+        OSError: The file system is away.
+    """
+    # First: a start that may run removes this file after the exit file.
+    with contextlib.suppress(FileNotFoundError):
+        (attempt_dir / f"{PID}.{job_id}").lstat()
+        return False
+    # The guard of earlier releases removed the file of a script that was killed, too.
+    killed = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
+    return read_claim(attempt_dir) == job_id and read_exit_code(attempt_dir) not in (None, *killed)
 
 
 def read_exit_code(attempt_dir: Path) -> int | None:

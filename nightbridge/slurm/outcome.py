@@ -10,9 +10,16 @@ from typing import NamedTuple
 
 from nightbridge.files import used_up_quota
 from nightbridge.models import Job, JobState, JobStatus, Model, Outcome
-from nightbridge.slurm.attempt_files import Cancellation, CancelPolicy, read_cancellation, read_claim
+from nightbridge.slurm.attempt_files import (
+    Cancellation,
+    CancelPolicy,
+    claimed_at,
+    read_cancellation,
+    read_claim,
+    script_ended_at,
+)
 from nightbridge.slurm.script import ALREADY_CLAIMED, GUARD_CODES
-from nightbridge.slurm.states import LOST, TERMINAL, hopeless_advice
+from nightbridge.slurm.states import LOST, QUEUED_AGAIN, TERMINAL, WAITING, hopeless_advice
 
 # The last two are slurmstepd's, for a site without cgroups, where Slurm itself calls the job FAILED.
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|oom[-_ ]?kill|exceeded (job )?memory limit", re.IGNORECASE)
@@ -283,6 +290,28 @@ _RULES: tuple[_Rule, ...] = (
     ),
     _Rule(lambda case: True, Outcome.PROGRAM_ERROR, "{case.why} after {case.steps}"),
 )
+
+
+def end_of_script(job: Job, status: JobStatus, code: int, nodes: str) -> JobStatus:
+    """The end of a job whose script had ended by itself, where Slurm then put it back into its queue.
+
+    Args:
+        job: The job.
+        status: Slurm's last one: it waits there, was cancelled there, or its second start has ended at once. Any other
+            is returned as it is.
+        code: The exit file's.
+        nodes: Those of the start that ran the script; empty where it was not watched.
+    """
+    is_queued = status.state in WAITING or (status.state is JobState.CANCELLED and not status.nodes)
+    if not is_queued and status.exit_code != ALREADY_CLAIMED:
+        return status
+    times = {"started_at": claimed_at(job.attempt_dir), "ended_at": script_ended_at(job.attempt_dir)}
+    status = status.model_copy(update={"nodes": nodes or status.nodes, **times})
+    if not is_queued:
+        return status
+    state = JobState.FAILED if code else JobState.COMPLETED
+    reason = f"{QUEUED_AGAIN} after its script had ended: RequeueExit or RequeueExitHold in slurm.conf?"
+    return status.model_copy(update={"state": state, "reason": reason, "exit_code": code, "signal": 0})
 
 
 def classify_job(job: Job, evidence: RunEvidence) -> Job:

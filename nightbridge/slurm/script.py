@@ -20,6 +20,8 @@ CLAIM = "claim"
 """File of the attempt that names the start which may run: the job's id, how often Slurm had restarted it, the guard."""
 EXIT_CODE = "exit_code"
 """File of the attempt that holds the script's exit code, 0-255; made in one piece at the script's end."""
+PID = ".pid"
+"""File, followed by the job's id, that stays of a script that is running, or that Slurm ended by a SIGTERM."""
 
 NOT_VISIBLE = 78
 """The guard's exit code when the node does not see the attempt's folder (EX_CONFIG of sysexits.h)."""
@@ -67,7 +69,7 @@ if [ "${%(inner)s:-}" != "${SLURM_JOB_ID:-none}" ]; then
     nb_holder=$(nb_read "$nb_attempt/%(claim)s")
     # A job that was requeued takes over from its earlier start. One that slurmctld started a second time does not.
     nb_earlier=${nb_holder#"$SLURM_JOB_ID "}
-    nb_pid="$nb_attempt/.pid.$SLURM_JOB_ID"
+    nb_pid="$nb_attempt/%(pid)s.$SLURM_JOB_ID"
     if [ "$nb_earlier" != "$nb_holder" ] && [ "${nb_earlier%%%% *}" -lt "${SLURM_RESTART_COUNT:-0}" ] 2> /dev/null; then
         # Nor does one after an end that nobody had asked for: RequeueExit of slurm.conf does not honour --no-requeue.
         if [ -e "$nb_attempt/%(exit_code)s" ] && [ ! -e "$nb_pid" ]; then
@@ -158,6 +160,7 @@ def wrap_script(text: str, attempt_dir: Path) -> str:
         "record": ATTEMPT_FILE,
         "claim": CLAIM,
         "exit_code": EXIT_CODE,
+        "pid": PID,
         "not_visible": NOT_VISIBLE,
         "not_writable": NOT_WRITABLE,
         "already_claimed": ALREADY_CLAIMED,

@@ -34,6 +34,8 @@ WAITING: frozenset[JobState] = frozenset(
 
 LOST = "lost"
 """The prefix of our own reason for a job that Slurm has lost, whatever accounting then made of it."""
+QUEUED_AGAIN = "queued again by Slurm"
+"""The prefix of our own reason for a job that Slurm has put back into its queue after its script had ended."""
 BY_EXIT_FILE = "exit file; Slurm silent"
 """The prefix of our own reason for a job that Slurm has forgotten, and whose exit file tells its end."""
 

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import NamedTuple
 
 from nightbridge.errors import DamagedData, NightbridgeError, PermanentError, StatusUnknown, TransientError
@@ -17,6 +17,7 @@ from nightbridge.models import Job, JobState, JobStatus, utc_now
 from nightbridge.slurm.attempt_files import (
     CannotKnow,
     check_can_know,
+    ended_by_itself,
     exit_code_written_at,
     in_its_folder,
     read_attempt,
@@ -24,6 +25,7 @@ from nightbridge.slurm.attempt_files import (
     read_exit_code,
     record_cancellation,
 )
+from nightbridge.slurm.outcome import end_of_script
 from nightbridge.slurm.protocol import Cluster, Lookup
 from nightbridge.slurm.script import ALREADY_CLAIMED
 from nightbridge.slurm.states import (
@@ -82,6 +84,10 @@ class _Watched:
         self.depended_at = _depends_since(job)
         """When it was last seen to wait for another job's end; it may have done so until it was watched."""
         self.changed_at = now
+        self.first_nodes = ""
+        """Those of the start that came before its place in the queue now."""
+        self.is_done = False
+        """Whether its script had ended by itself, when Slurm last called it waiting or over: no start follows."""
         self.ended_at: float | None = None
         self.exit_code: int | None = None
         self.exit_code_at: float | None = None
@@ -102,10 +108,13 @@ class _Watched:
             status = known
         if self.status is None or (status.state, status.reason) != (self.status.state, self.status.reason):
             self.changed_at = now
+        with contextlib.suppress(OSError):  # the file system is away
+            if status.state in WAITING | TERMINAL:
+                self.is_done = ended_by_itself(self.job.attempt_dir, self.job.job_id)
+            if status.state in WAITING:
+                self.first_nodes = (known.nodes if known else "") or self.first_nodes
+                self.outdated = None if self.is_done else exit_code_written_at(self.job.attempt_dir)
         self.status = status
-        if status.state in WAITING:
-            with contextlib.suppress(OSError):  # the file system is away
-                self.outdated = exit_code_written_at(self.job.attempt_dir)
         if waits_for_another(status):
             self.depended_at = utc_now()
         if status.state is JobState.UNKNOWN:
@@ -145,6 +154,12 @@ class _Watched:
             subject=self.job.name,
             advice=f"Start the night again once `sacct -j {self.job.job_id}` answers: this job is looked up first",
         )
+
+    def ended(self, status: JobStatus) -> Job:
+        """The job with its end: its script's, where Slurm has put it back into its queue after that."""
+        if self.is_done and self.exit_code is not None:
+            status = end_of_script(self.job, status, self.exit_code, self.first_nodes)
+        return self.job.model_copy(update={"status": status, "exit_file_code": self.exit_code})
 
     def look_for_exit_code(self, now: float) -> bool:
         """Look for this job's exit file; whether it has just appeared."""
@@ -442,16 +457,18 @@ class Watcher:
             known = not status.started_at or watched.exit_code is not None or status.exit_code is not None
             anonymous = status.state is JobState.CANCELLED and not status.cancelled_by
             if (known and not anonymous) or now - watched.ended_at >= self._graces.detail:
-                return watched.job.model_copy(update={"status": status, "exit_file_code": watched.exit_code})
+                return watched.ended(status)
             return None
         if watched.lost and watched.silent_since is not None:
             lost = _without_slurm(watched, JobState.UNKNOWN, f"{LOST}: unknown to Slurm")
             return watched.job.model_copy(update={"status": lost})
         code = watched.exit_code
-        if code is None or watched.exit_code_at is None or watched.silent_since is None:
+        if code is None or watched.exit_code_at is None or now - watched.exit_code_at < self._graces.silent:
             return None
-        silent = (datetime.now(UTC) - watched.silent_since).total_seconds()
-        if min(silent, now - watched.exit_code_at) < self._graces.silent:
+        if status is not None and watched.silent_since is None:
+            is_over = watched.is_done and status.state in WAITING and now - watched.changed_at >= self._graces.silent
+            return watched.ended(status) if is_over else None
+        if watched.silent_since is None or (utc_now() - watched.silent_since).total_seconds() < self._graces.silent:
             return None
         state = JobState.FAILED if code else JobState.COMPLETED
         status = _without_slurm(watched, state, BY_EXIT_FILE, exit_code=code, signal=0)

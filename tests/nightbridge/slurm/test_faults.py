@@ -62,7 +62,7 @@ sbatch --requeue --parsable "$exp/train_sbatch.sh"
 def slurm_cluster() -> Iterator[SlurmDaemons]:
     """Daemons for this module alone."""
     need(missing_reason())
-    daemons = start_slurm(min_job_age=5, extra_conf=(*PARTITIONS, "RequeueExit=42"))
+    daemons = start_slurm(min_job_age=5, extra_conf=(*PARTITIONS, "RequeueExit=42", "RequeueExitHold=43"))
     yield daemons
     daemons.stop()
 
@@ -374,8 +374,9 @@ def test_a_job_that_an_administrator_requeues_is_followed_to_its_second_end(
 
 
 def test_a_job_that_slurm_requeues_for_its_exit_code_runs_once(run: Run, slurm_cluster: SlurmDaemons) -> None:
-    """RequeueExit does not honour --no-requeue."""
+    """RequeueExit does not honour --no-requeue. Here the second start comes before the first one's end is taken."""
     marker = run.attempt.workspace / "ran"
+    run.watcher = Watcher(run.cluster)
     job = run.submit(f"echo again >> {marker}; exit 42")
     run.follow(job)
     job_id = str(job.job_id)
@@ -388,7 +389,29 @@ def test_a_job_that_slurm_requeues_for_its_exit_code_runs_once(run: Run, slurm_c
     assert marker.read_text() == "again\n"
     assert (ended.outcome, ended.exit_file_code) == (Outcome.PROGRAM_ERROR, 42)
     assert "exit code 42; Slurm then started it again, which ended at once" in ended.outcome_reason
+    assert ended.status is not None
+    assert ended.status.ended_at is not None
+    assert ended.status.ended_at.timestamp() == pytest.approx((run.attempt.attempt_dir / "exit_code").stat().st_mtime)
     assert slurm_cluster.command("squeue", "-h", "-j", job_id).stdout == ""
+    assert run.jobs() == [job.job_id]
+
+
+@pytest.mark.parametrize(("code", "state"), [(42, "PENDING"), (43, "SPECIAL_EXIT")])
+def test_a_job_that_slurm_queues_again_or_holds_for_its_exit_code_is_over(
+    code: int, state: str, run: Run, slurm_cluster: SlurmDaemons
+) -> None:
+    """RequeueExitHold holds it until somebody releases or cancels it."""
+    job = run.start(f"sleep 5; exit {code}", "--nodelist=node2")
+
+    ended = run.ended(50)
+
+    assert slurm_cluster.command("squeue", "-h", "-o", "%T", "-j", str(job.job_id)).stdout.strip() == state
+    assert (ended.outcome, ended.exit_file_code) == (Outcome.TEARDOWN, code)
+    assert "queued again by Slurm after its script had ended" in ended.outcome_reason
+    assert ended.status is not None
+    assert (ended.status.nodes, ended.status.exit_code) == ("node2", code)
+    assert ended.status.started_at is not None
+    run.cluster.cancel(job.job_id)
     assert run.jobs() == [job.job_id]
 
 

@@ -1,6 +1,7 @@
 """Watching: to the true end, through silence, many jobs at once. A cluster that says what the test tells it to."""
 
 import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from nightbridge.slurm.script import wrap_script
 from nightbridge.slurm.watcher import Graces, Watcher
 from tests.nightbridge.slurm.conftest import opened_attempt
 from tests.real.slurm_daemons import SlurmDaemons
+from tests.waiting import wait_until
 
 
 class StubCluster:
@@ -252,6 +254,106 @@ def test_the_exit_file_of_a_job_that_ran_while_slurm_did_not_answer_ends_it(
     (job.attempt_dir / "exit_code").write_text("0\n")
 
     assert end.result(timeout=10).exit_file_code == 0
+
+
+STARTED = {"nodes": "node[1-8]", "started_at": utc_now() - timedelta(hours=3)}
+
+
+def let_script_end(job: Job, code: int) -> None:
+    """Leave what the guard leaves of a script that ended by itself."""
+    (job.attempt_dir / "claim").write_text(f"{job.job_id} 0 node1.99\n")
+    (job.attempt_dir / "exit_code").write_text(f"{code}\n")
+    os.utime(job.attempt_dir / "claim", (utc_now().timestamp() - 3 * 3600,) * 2)
+
+
+def queued_again(stub: StubCluster, following: Callable[..., "Future[Job]"], job: Job, code: int) -> "Future[Job]":
+    """The end of a job that was seen to run, and is seen to wait again since its script has ended."""
+    seen: list[JobState] = []
+    stub.say(1, JobState.RUNNING, **STARTED)
+    end = following(job, lambda status: seen.append(status.state))
+    wait_until(lambda: seen == [JobState.RUNNING])
+    let_script_end(job, code)
+    stub.say(1, JobState.PENDING, reason="BeginTime")
+    wait_until(lambda: JobState.PENDING in seen)
+    return end
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "code"),
+    [
+        (JobState.SPECIAL_EXIT, "JobHeldUser", 43),
+        (JobState.PENDING, "BeginTime", 42),
+        (JobState.PENDING, "Resources", 0),
+        (JobState.CANCELLED, "", 43),
+    ],
+)
+def test_a_job_that_slurm_queues_again_after_its_script_has_ended_is_over(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path, state: JobState, reason: str, code: int
+) -> None:
+    """RequeueExitHold holds it until somebody removes it, and what RequeueExit starts again the guard ends at once."""
+    end = queued_again(stub, following, make_job(tmp_path), code)
+    stub.say(1, state, reason=reason, cancelled_by="1000" if state is JobState.CANCELLED else "")
+
+    ended = end.result(timeout=20)
+
+    assert ended.status is not None
+    assert (ended.exit_file_code, ended.status.exit_code) == (code, code)
+    assert ended.status.state is (JobState.FAILED if code else JobState.COMPLETED)
+    assert ended.status.reason.startswith("queued again by Slurm after its script had ended: RequeueExit or")
+    assert ended.status.nodes == "node[1-8]"
+    assert ended.status.started_at is not None
+    assert ended.status.ended_at is not None
+    assert abs(ended.status.ended_at - ended.status.started_at - timedelta(hours=3)) < timedelta(minutes=1)
+
+
+@pytest.mark.parametrize("state", [JobState.PENDING, JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT, JobState.CANCELLED])
+def test_a_job_whose_script_an_administrator_ended_by_a_requeue_is_not_over(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path, state: JobState
+) -> None:
+    job = make_job(tmp_path)
+    let_script_end(job, 1)
+    (job.attempt_dir / ".pid.1").write_text("99\n")
+    stub.say(1, state, cancelled_by="1000" if state is JobState.CANCELLED else "")
+
+    end = following(job)
+
+    if state is JobState.CANCELLED:
+        status = end.result(timeout=20).status
+        assert status is not None
+        assert (status.state, status.cancelled_by) == (JobState.CANCELLED, "1000")
+    else:
+        time.sleep(1)
+        assert not end.done()
+
+
+def test_a_cancelled_job_whose_script_ended_a_moment_before_its_signal_stays_cancelled(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    """The ranks of another node were killed first, and their program ended the script."""
+    job = make_job(tmp_path)
+    let_script_end(job, 1)
+    stub.say(1, JobState.CANCELLED, cancelled_by="1000", exit_code=1, **STARTED)
+
+    status = following(job).result(timeout=20).status
+
+    assert status is not None
+    assert (status.state, status.started_at) == (JobState.CANCELLED, STARTED["started_at"])
+
+
+def test_a_job_whose_second_start_the_guard_ended_has_the_nodes_and_times_of_the_first(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], watcher: Watcher, tmp_path: Path
+) -> None:
+    watcher._graces = watcher._graces._replace(silent=60)
+    end = queued_again(stub, following, make_job(tmp_path), 42)
+    now = utc_now()
+    stub.say(1, JobState.FAILED, exit_code=79, nodes="node9", started_at=now, ended_at=now)
+
+    ended = end.result(timeout=20)
+
+    assert ended.status is not None
+    assert (ended.status.nodes, ended.status.exit_code, ended.exit_file_code) == ("node[1-8]", 79, 42)
+    assert ended.status.started_at is not None
+    assert now - ended.status.started_at > timedelta(hours=2)
 
 
 def test_an_unknown_state_ends_nothing(
