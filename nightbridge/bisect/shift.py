@@ -13,6 +13,7 @@ from pydantic import Field
 from nightbridge.bisect.search import BisectPolicy, Failure, Levels
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.decisions import Decision, as_decided, as_of, is_left_out, read_decisions
+from nightbridge.gate.suspects import changed_topology
 from nightbridge.gate.trend import failure_signature, newest_facts, trends
 from nightbridge.history.nightly_values import BROKEN, night_value, nights_of, rows_until
 from nightbridge.history.reading import find_series, read_history
@@ -190,7 +191,7 @@ def find_shift(rows: Sequence[HistoryRow], metric: str | None = None, decisions:
     It is a change point of the history, else what the gate called a regression.
 
     Args:
-        rows: The rows of one series.
+        rows: The rows of one test, of all its series.
         metric: The metric; None for any.
         decisions: Users' decisions about the series: an accepted level is not what is worse now.
 
@@ -199,19 +200,29 @@ def find_shift(rows: Sequence[HistoryRow], metric: str | None = None, decisions:
     """
     if metric is not None:
         metric_named(metric)
-    nights = {night.own.night: night.own for night in nights_of(rows)}
-    searched = [trend for trend in trends(rows, decisions) if metric in (None, trend.metric)]
     worse_now = _regressed_in(rows, metric, decisions)
+    # What another configuration or other nodes had is no level that the latest night has left.
+    latest = nights_of(rows)[-1].own if worse_now else None
+    counted = [row for row in rows if _is_comparable(row, latest)] if latest else rows
+    searched = [trend for trend in trends(counted, decisions) if metric in (None, trend.metric)]
     changes = [each.ongoing for each in searched if each.ongoing and (not worse_now or each.metric in worse_now)]
     if not changes and worse_now.isdisjoint(each.metric for each in searched):
         # What became worse last may have been repaired since.
+        counted = rows
+        searched = [trend for trend in trends(rows, decisions) if metric in (None, trend.metric)]
         changes = [change for each in searched for change in each.changes if change.worse]
     if not changes:
         return _regressed_shift(rows, metric, decisions)
     change = max(changes, key=lambda change: (change.night, abs(change.change), change.metric))
+    nights = {night.own.night: night.own for night in nights_of(counted)}
     good, bad = nights[change.last_night_before], nights[change.latest_night]
     found = metric_named(change.metric)._replace(field=change.statistic)
-    return _metric_shift(rows, found, change.night, good, bad, change.before, change.after)
+    return _metric_shift(counted, found, change.night, good, bad, change.before, change.after)
+
+
+def _is_comparable(row: HistoryRow, own: HistoryRow) -> bool:
+    """Whether the gate compares a run with that of a row: both of one series, and of one topology."""
+    return row.series == own.series and not changed_topology(row, own)
 
 
 def find_failure(rows: Sequence[HistoryRow], verdict_of: VerdictOf) -> Shift:
@@ -344,9 +355,9 @@ def moved_shift(
     last = nights[last_good]
     if metric == LOSSES or (metric is None and _hardly_moved(bad)):
         return _losses_shift(last, bad)
-    of_level = (night for night in nights[: last_good + 1] if night.series == last.series)
+    of_level = (night for night in nights[: last_good + 1] if _is_comparable(night, last))
     good = [night for night in of_level if night.verdict in (last.verdict, "passed")][-7:]
-    of_levels = [row for row in rows if row.series in (last.series, bad.series)]
+    of_levels = [row for row in rows if _is_comparable(row, last) or _is_comparable(row, bad)]
     moved = []
     regressed = [each for each in METRIC_BY_NAME.values() if each.name in bad.worse]
     of_tables = [each for each in COLUMNS if each in regressed]

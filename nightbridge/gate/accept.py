@@ -22,7 +22,7 @@ from nightbridge.gate.decisions import (
 )
 from nightbridge.gate.evidence import Contract
 from nightbridge.gate.stored_verdicts import Rejudged, judge_again
-from nightbridge.gate.suspects import CommitsBetween
+from nightbridge.gate.suspects import CommitsBetween, changed_topology
 from nightbridge.gate.trend import Trend, trends
 from nightbridge.harvest.manifest import last_attempt_prefix, load_record
 from nightbridge.history.history_store import compact
@@ -117,7 +117,8 @@ def accept(
     if made := next((one for one in stored if one.when == when), None):
         return made
     decisions = as_of(rows[-1].order, stored)
-    found = trends(rows, decisions=decisions)
+    # The level of another machine type, which the gate compares with no night of this one, is none that was left.
+    found = trends([row for row in rows if not changed_topology(row, rows[-1])], decisions=decisions)
     named = (trend for trend in found if not metrics or trend.metric in metrics)
     began = {row.night: row.order for row in reversed(rows)}
     begun = [began[change.night] for trend in named if (change := trend.ongoing)]

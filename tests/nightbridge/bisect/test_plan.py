@@ -167,6 +167,23 @@ def test_a_night_is_not_searched_for_a_change_that_was_repaired_long_ago(
     assert (shift.since, shift.good.night, shift.bad.night) == (rows[49].night, rows[48].night, rows[49].night)
 
 
+@pytest.mark.parametrize("nights", [1, 8])
+@pytest.mark.parametrize("before", [{"topology": {"GPU": "H200"}}, {"series": "llama3-8b-ffffffffffff"}])
+def test_a_night_is_not_searched_for_a_slower_machine_or_configuration_of_long_ago(
+    night_after_night: Callable[..., list[HistoryRow]], before: dict[str, Any], nights: int
+) -> None:
+    rows = night_after_night([*[1.0] * 20, *[1.5] * 5, *[1.6] * nights], limit=1.55)
+    own = {"topology": {"GPU": "H100"}}
+    rows = [row.model_copy(update=own | before if at < 20 else own) for at, row in enumerate(rows)]
+
+    shift = requested_shift(rows, no_verdict, None)
+
+    assert (shift.since, shift.good.night, shift.bad.night) == (rows[25].night, rows[24].night, rows[25].night)
+    assert isinstance(shift.levels, Levels)
+    assert shift.levels.good == pytest.approx(1.5, rel=0.002)
+    assert shift.levels.noise < 0.01
+
+
 def test_a_night_is_not_searched_for_a_level_that_was_accepted(
     night_after_night: Callable[..., list[HistoryRow]],
 ) -> None:

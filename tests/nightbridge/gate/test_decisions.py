@@ -686,6 +686,24 @@ def test_a_decision_that_is_meant_must_be_the_only_one(store: DirectoryStore, ni
     assert all(one in str(several.value) for one in ids)
 
 
+def test_a_level_on_a_slower_machine_type_begins_with_its_own_change_and_not_with_the_machine(
+    store: DirectoryStore, slowed: Callable[..., Any]
+) -> None:
+    _verdicts, rows = slowed(*[1.5] * 10, *[1.6] * 3)
+    others = [
+        row.model_copy(update={"topology": {**row.topology, "GPU": "H200" if at < 20 else "H100"}})
+        for at, row in enumerate(rows)
+    ]
+    for row in others[:30]:
+        put_row(store, row.model_copy(update={"verdict": VerdictStatus.PASSED, "worse": {}}))
+    for row in others[30:]:
+        put_row(store, row)
+
+    made = accept(store, SERIES, "baseline", who="ann", why="new image", cluster="dgx")
+
+    assert (made.since, made.night) == (night(30), night(32))
+
+
 def test_a_level_that_is_accepted_by_a_night_without_a_date_makes_no_later_night_a_good_one(
     store: DirectoryStore, nights: Nights
 ) -> None:
