@@ -158,7 +158,7 @@ class _Texts:
         return found
 
     def _may_go_on(self, words: "NDArray[np.uint32]", likely: "NDArray[np.int_]") -> "NDArray[np.bool_]":
-        """Behind which of some words stands what does in a text; also the last one, as the next lies in another block."""
+        """Behind which of some words stands what does in a text; what is behind the last one is not known."""
         first, second = words[likely], words.take(likely + 1, mode="clip")
         fits: NDArray[np.bool_] = self._pairs.take(self._hash_pairs(first, second))
         fits |= self._alone.take(self._hash(first)) | (likely == len(words) - 1)

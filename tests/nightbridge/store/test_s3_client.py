@@ -18,7 +18,7 @@ from nightbridge.store.checksum import PART_SIZE, FileSource
 from nightbridge.store.s3 import S3Store
 from nightbridge.store.s3_client import translate_text
 from tests.conftest import BUCKET
-from tests.real.s3_proxy import Answer, Proxy, Request, proxy_to
+from tests.real.s3_proxy import Answer, Proxy, Request, proxy_to, s3_error
 from tests.real.s3_servers import S3Server
 
 pytestmark = pytest.mark.s3
@@ -86,6 +86,25 @@ def test_the_storage_class_is_for_a_runs_files_and_not_for_what_is_read_every_ni
             if makes_an_object(request)
         }
     assert classes == {"record.json": None, "manifest.json": None, "small": "STANDARD_IA", "large": "STANDARD_IA"}
+
+
+@pytest.mark.parametrize("by_boto3", [False, True])
+def test_a_bucket_with_object_lock_gets_the_checksums_that_it_asks_for(
+    ministack: S3Server, settings_of: Any, tmp_path: Path, by_boto3: bool
+) -> None:
+    """AWS refuses bytes without one where the bucket has a default retention."""
+
+    def refuse(request: Request) -> Answer | None:
+        has_checksum = any(name.startswith(("content-md5", "x-amz-checksum-")) for name in request.headers)
+        return None if request.method != "PUT" or has_checksum else s3_error(400, "InvalidRequest")
+
+    with proxy_to(ministack.endpoint_url) as proxy:
+        proxy.before = refuse
+        store = store_behind(proxy, settings_of("ministack"), tags={"team": "llm"})
+        store._bulk._by_boto3 = by_boto3
+        store.check_writable()
+        write_every_way(store, tmp_path)
+        assert {found.key for found in store.list("")} == {"record.json", "manifest.json", "small", "large"}
 
 
 @pytest.mark.parametrize("by_boto3", [False, True])
