@@ -298,13 +298,13 @@ def _pieces(source: Path, below: Path | None, length: int | None) -> Iterator[by
             yield piece
             at += len(piece)
             # Whose log was cut while it wrote goes on where it was: a terabyte in between costs it nothing.
-            if length is None and (data := min(_data_from(reader.fileno(), at), end)) - at >= LEAST_HOLE:
+            if length is None and (data := min(data_from(reader.fileno(), at), end)) - at >= LEAST_HOLE:
                 yield b"\n[%d bytes were never written here]\n" % (data - at)
                 at = data
     yield b""
 
 
-def _data_from(descriptor: int, at: int) -> int:
+def data_from(descriptor: int, at: int) -> int:
     """Where in a file the first byte from `at` on lies that somebody has written."""
     try:
         return os.lseek(descriptor, at, os.SEEK_DATA)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from nightbridge.errors import DamagedData, InvalidInput, TransientError
-from nightbridge.files import copy_regular, reading
+from nightbridge.files import LEAST_HOLE, copy_regular, data_from, open_regular, reading
 from nightbridge.harvest.manifest import MANIFEST, LeftOut
 from nightbridge.masking import copy_masked
 from nightbridge.models import Checkpoint, Model, StoredFile
@@ -187,6 +187,8 @@ class _Sender:
             huge = file.kind == "tensorboard" and stamp.size > MAX_EVENTS
             if huge and (length := _sound_length(file)) < stamp.size:
                 return self._send_sound_records(number, file, stamp, length, "damaged")
+            if file.kind == "other" and (unwritten := _bytes_in_holes(file)) > max(stamp.size // 2, LEAST_HOLE):
+                raise DamagedData(f"{unwritten} of its {stamp.size} bytes were never written")
             source = FileSource(Path(file.source), stamp, self._secrets, file.below, file.extents)
             try:
                 return self._send(number, file, stamp, source)
@@ -246,6 +248,19 @@ class _Sender:
 def _sound_length(file: LocalFile) -> int:
     path = Path(file.source)
     return sound_length(path, file.below or path.parent)
+
+
+def _bytes_in_holes(file: LocalFile) -> int:
+    """A profile of a terabyte may be one hole: it costs its writer nothing, and the store all of it."""
+    at = unwritten = 0
+    with reading(path := Path(file.source)), open_regular(path, below=file.below, buffering=0) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        while at < size and (hole := os.lseek(stream.fileno(), at, os.SEEK_HOLE)) < size:
+            at = min(data_from(stream.fileno(), hole), size)
+            unwritten += at - hole
+            if at == hole:  # the file system can tell no further
+                break
+    return unwritten
 
 
 def _grew(path: Path, stamp: Stamp) -> bool:

@@ -148,6 +148,24 @@ def test_a_small_hole_in_a_log_is_read(store: ObjectStore, tmp_path: Path) -> No
     assert store.get("runs/a1/log") == log.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("written", "size", "stored"),
+    [(4096, 1 << 40, False), (80 << 20, 150 << 20, True), (4096, 60 << 20, True)],
+    ids=["a terabyte", "less than half", "a small one"],
+)
+def test_a_profile_that_is_mostly_a_hole_is_not_sent(tmp_path: Path, written: int, size: int, stored: bool) -> None:
+    store = open_store(StoreSettings(url=f"file://{tmp_path}/store"))
+    profile = tmp_path / "report.nsys-rep"
+    with profile.open("wb") as stream:
+        stream.write(b"x" * written)
+        stream.truncate(size)
+    sent = send(store, tmp_path, Unit.of(profile, "profiles/report.nsys-rep", "other"))
+    assert [each.reason for each in sent.left_out] == (
+        [] if stored else [f"{size - written} of its {size} bytes were never written"]
+    )
+    assert [file.size for file in sent.files] == ([size] if stored else [])
+
+
 class GrowingFile:
     """A store before which an event file grows: a writer adds to it while it is sent."""
 
