@@ -44,6 +44,9 @@ from nightbridge.tasks.stage import first_delay, stage
 _LOOK_AGAIN = 2.0
 """Seconds between two looks at whether another run has submitted its job."""
 
+_NOT_MASKED = "not shown, as it may quote secrets that could not be looked up"
+"""Stands for a text that could not be masked."""
+
 _WAITING_LOG_INTERVAL = 1800.0
 """Seconds between two lines of the log about a job that is still waiting."""
 
@@ -122,7 +125,8 @@ class _JobDisplay:
         self._job = job
         self._troubles: set[type] = set()
         self._values: list[str] | None = None
-        self._safely(lambda: self._look_up(plan, site))
+        self._look_up = partial(self._safely, lambda: self._take_secrets(plan, site))
+        self._look_up()
         self._follower = RunFollower(job, self._values or (), output_dir=plan.output_dir, total=plan.max_steps)
         self._status: JobStatus | None = None
         self._artifact = ProgressArtifact("the job's progress")
@@ -155,10 +159,12 @@ class _JobDisplay:
         self._safely(lambda: self._show(self._follower.last_look()))
 
     def masked(self, text: str) -> str:
-        """A text of the run's, as it may be kept and shown."""
-        return mask_text(text, self._values or ())
+        """A text of the run's, as it may be kept and shown: nothing of it where its secrets cannot be looked up."""
+        if self._values is None:
+            self._look_up()
+        return _NOT_MASKED if self._values is None else mask_text(text, self._values)
 
-    def _look_up(self, plan: LaunchPlan, site: Site) -> None:
+    def _take_secrets(self, plan: LaunchPlan, site: Site) -> None:
         self._values = [*resolve_all(plan.secret_environment).values(), *site_secrets(site).values()]
 
     def _show(self, news: LogNews) -> None:
