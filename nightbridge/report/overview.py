@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from nightbridge.gate.decisions import StoredDecision, list_decisions
+from nightbridge.gate.decisions import Decision, StoredDecision, in_force, list_decisions
 from nightbridge.models import Model, Verdict, VerdictStatus, night_order
+from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.nights.records import Night, NightVerdict, find_nights, newest_first, verdict_since
 from nightbridge.numbers import format_count, format_value
 from nightbridge.report.charts import NightPoint, PointKind, sparkline
@@ -71,7 +72,11 @@ def overview_of_tests(store: ObjectStore, since: str = "") -> tuple[TestOverview
     newest = [(run, night) for known in by_test.values() for night in [next(reversed(known))] for run in known[night]]
     judged = gravest_first(in_parallel(lambda run: verdict_since(store, *run), newest))
     gravest = {verdict.test_id: verdict for verdict in reversed(judged)}
-    decided = {one.decision.test_id: one.text for one in _open_decisions(store, ends[0].night if ends else "")}
+    decided: dict[str, str] = {}
+    for one in _open_decisions(store, ends[0].night if ends else ""):
+        verdict = gravest.get(one.decision.test_id)
+        if verdict and verdict.series in ("", one.decision.series):  # not of another configuration, point or cluster
+            decided[verdict.test_id] = one.text
     return tuple(_overview(gravest[test], by_test[test], decided.get(test, "")) for test in sorted(by_test))
 
 
@@ -89,8 +94,13 @@ def _open_nights(newest_first: Iterable[Night]) -> list[str]:
 
 def _open_decisions(store: ObjectStore, night: str) -> list[StoredDecision]:
     """The decisions by which a level is held to be good in a night, the newest last."""
-    known = (one for one in list_decisions(store) if one.decision.holds and not one.withdrawn)
-    return [one for one in known if (one.decision.until or night) >= night]
+    known = [one for one in list_decisions(store) if not one.withdrawn]
+    of_series: dict[tuple[str, str], list[Decision]] = {}
+    for one in known:
+        of_series.setdefault((one.decision.cluster, one.decision.series), []).append(one.decision)
+    forced = {one for made in of_series.values() for metric in METRIC_BY_NAME for one in in_force(made, metric)}
+    held = (one for one in known if one.decision.holds and one.decision in forced)
+    return [one for one in held if (one.decision.until or night) >= night]
 
 
 def _overview(verdict: Verdict, nights: Mapping[str, Sequence[NightVerdict]], decision: str) -> TestOverview:

@@ -1,11 +1,16 @@
 """The morning's list of all tests: of the newest night of each the gravest run, whether or not it was harvested."""
 
+from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
+from nightbridge.gate.decisions import record_decision
 from nightbridge.models import NightReport, Verdict, VerdictStatus, utc_now
 from nightbridge.nights.records import NightStart, NightTest, record_end, record_start
 from nightbridge.report.overview import TestOverview, index_html, overview_of_tests
 from nightbridge.store.directory import DirectoryStore
+from tests.builders import make_decision
 
 PASSED, REGRESSED = VerdictStatus.PASSED, VerdictStatus.REGRESSED
 INFRASTRUCTURE, INVALID = VerdictStatus.INFRASTRUCTURE, VerdictStatus.INVALID
@@ -66,6 +71,31 @@ def test_a_decision_since_the_night_counts_for_its_run(store: DirectoryStore) ->
         store_verdict(store, run.model_copy(update={"status": PASSED}))
         llama = shown(store)["llama"]
         assert (llama.verdict, llama.nights) == (expected, {"2026-11-21": expected})
+
+
+@pytest.mark.parametrize(
+    ("series", "text"), [("llama-0123456789ab", "known"), ("llama-ffffffffffff", ""), ("", "known")]
+)
+def test_a_decision_is_shown_beside_the_configuration_that_it_is_about(
+    store: DirectoryStore, series: str, text: str
+) -> None:
+    end_night(store, "one", verdict_of("llama", "2026-11-21", PASSED).model_copy(update={"series": series}))
+    record_decision(store, make_decision("llama"))
+
+    assert shown(store)["llama"].decision.endswith(text)
+    assert bool(shown(store)["llama"].decision) == bool(text)
+
+
+def test_what_was_repaired_is_no_open_decision_any_more(store: DirectoryStore) -> None:
+    end_night(store, "one", verdict_of("llama", "2026-11-21", PASSED))
+    known = make_decision("llama")
+    record_decision(store, known)
+    assert "1 open decision" in index_html(store)
+
+    record_decision(store, known.model_copy(update={"kind": "fixed", "when": known.when + timedelta(days=1)}))
+
+    assert "open decision" not in index_html(store)
+    assert shown(store)["llama"].decision == ""
 
 
 def test_a_run_that_died_before_its_harvest_is_in_the_list(store: DirectoryStore) -> None:
