@@ -33,7 +33,7 @@ from nightbridge.slurm.attempts import (
 from nightbridge.slurm.factory import cluster_of
 from nightbridge.slurm.outcome import classify_job
 from nightbridge.slurm.protocol import JobNotAccepted
-from nightbridge.slurm.states import BY_EXIT_FILE, LOST, QUEUED_AGAIN, WAITING, waiting_words
+from nightbridge.slurm.states import BY_EXIT_FILE, LOST, QUEUED_AGAIN, WAITING, live_jobs, waiting_words
 from nightbridge.slurm.submission import submit_attempt
 from nightbridge.tasks.context import raise_if_interrupted, this_night, wait_out
 from nightbridge.tasks.limits import job_slots
@@ -224,8 +224,10 @@ def watch(job: Job, plan: LaunchPlan, site: Site) -> Job:
 
 def _leave_queue(ended: Job, site: Site) -> None:
     """Cancel a job that has ended and is in the queue again: at best it would start, and end at once."""
+    cluster = cluster_of(site)
     try:
-        cluster_of(site).cancel(ended.job_id)
+        if ended.job_id in live_jobs(ended.name, cluster.find(ended.name), cluster.states):
+            cluster.cancel(ended.job_id)
     except NightbridgeError as error:
         get_run_logger().warning("job %d has ended, and stays in the queue: %s", ended.job_id, error)
 

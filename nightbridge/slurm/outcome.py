@@ -297,12 +297,12 @@ def end_of_script(job: Job, status: JobStatus, code: int, nodes: str) -> JobStat
 
     Args:
         job: The job.
-        status: Slurm's last one: it waits there, was cancelled there, or its second start has ended at once. Any other
-            is returned as it is.
+        status: Slurm's last one: it waits there, a user cancelled it there, or its second start has ended at once. Any
+            other is returned as it is.
         code: The exit file's.
         nodes: Those of the start that ran the script; empty where it was not watched.
     """
-    is_queued = status.state in WAITING or (status.state is JobState.CANCELLED and not status.nodes)
+    is_queued = status.state in WAITING or (bool(status.cancelled_by) and not status.nodes)
     if not is_queued and status.exit_code != ALREADY_CLAIMED:
         return status
     times = {"started_at": claimed_at(job.attempt_dir), "ended_at": script_ended_at(job.attempt_dir)}

@@ -163,18 +163,31 @@ def test_a_job_that_slurm_has_forgotten_since_its_end_was_recorded_ended_as_reco
     assert night() == read_ended(attempt_dir) == ended
 
 
+HELD = "echo '11|SPECIAL_EXIT|2026-11-23T14:34:46|N/A|N/A||JobHeldUser|base-a1'"
+OF_SOMEBODY_ELSE = (
+    """case "$*" in *--name=*) ;; *) echo '11|RUNNING|2026-11-23T20:34:46|N/A|N/A|node1|None|other';; esac"""
+)
+LOST = "11|CANCELLED|2026-11-23T14:34:46|Unknown|2026-11-23T20:34:46|None assigned|None|0:0|base-a1"
+
+
+@pytest.mark.parametrize(
+    ("live", "past", "cancelled"), [(HELD, "", "11\n"), (OF_SOMEBODY_ELSE, LOST, "")], ids=["held", "lost"]
+)
 def test_a_job_that_slurm_holds_after_its_end_is_recorded_and_leaves_the_queue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    live: str, past: str, cancelled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RequeueExitHold: nobody would release it, and it would count against the site's limits."""
-    monkeypatch.setattr(context, "Watcher", partial(Watcher, graces=Graces(silent=0.2)))
+    """RequeueExitHold: nobody would release it, and it would count against the site's limits.
+
+    Where slurmctld has lost it, its id may be another job's by now.
+    """
+    monkeypatch.setattr(context, "Watcher", partial(Watcher, graces=Graces(silent=0.2, detail=0.2)))
     slurm = FullQueue(tmp_path, "start_post_comp", Outcome.TIMEOUT)
     attempt_dir = slurm.base.attempt_dir
     (attempt_dir / CLAIM).write_text("11 0 node1.99")
     (attempt_dir / EXIT_CODE).write_text("43")
-    held = "11|SPECIAL_EXIT|2026-11-23T14:34:46|N/A|N/A||JobHeldUser|base-a1"
+    (tmp_path / "cancelled").touch()
     scancel = f'[ -e {attempt_dir}/ended.json ] && echo "$*" >> {tmp_path}/cancelled'
-    for name, body in (("squeue", f"echo '{held}'"), ("scancel", scancel)):
+    for name, body in (("squeue", live), ("sacct", f"echo '{past}'"), ("scancel", scancel)):
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     job = make_job("base", attempt_dir, job_id=11, cluster="full")
@@ -188,9 +201,9 @@ def test_a_job_that_slurm_holds_after_its_end_is_recorded_and_leaves_the_queue(
     ended = night()
 
     assert (ended.outcome, ended.exit_file_code) == (Outcome.PROGRAM_ERROR, 43)
-    assert "queued again by Slurm after its script had ended" in ended.outcome_reason
+    assert ("queued again by Slurm after its script" in ended.outcome_reason) is (live == HELD)
     assert read_ended(attempt_dir) == ended
-    assert (tmp_path / "cancelled").read_text() == "11\n"
+    assert (tmp_path / "cancelled").read_text() == cancelled
 
 
 # --- dependencies ----------------------------------------------------------------------------------------------------
