@@ -121,8 +121,8 @@ MAX_SHAPE_BYTES = 96 + 8192
 SHAPE_CONTEXT = 13
 """Bytes before a match that decide about it; behind it, it is one."""
 
-_ANCHORS = (b"authorization", b"key", b"token", b"secret", b"passw")
-"""What every named secret begins with, in lower case: to look for these first is ten times as fast."""
+_ANCHORS = (b"authorization", b"key", b"token", b"secret", b"passw", b"://")
+"""What every named secret and every login begins with, in lower case: to look for these first is ten times as fast."""
 
 # Beginning and rest of the tokens whose issuers publish their form, for scanners like this one: GitHub ("About
 # authentication to GitHub"), GitLab ("Token overview"), Slack ("Tokens"), AWS ("IAM identifiers"), RFC 7519, RFC 7468;
@@ -166,7 +166,8 @@ _IN_TOKENS = bytes(ord("t") if re.match(rb"[\w.=+/ -]", bytes((byte,))) else 0 f
 
 _QUALIFIERS = (
     *(b"access", b"account", b"api", b"auth", b"aws", b"bearer", b"client", b"github", b"gitlab", b"hf", b"hub"),
-    *(b"huggingface", b"ngc", b"private", b"refresh", b"registry", b"secret", b"session", b"signing", b"wandb"),
+    *(b"huggingface", b"ngc", b"private", b"refresh", b"registry", b"secret", b"security", b"session", b"signing"),
+    b"wandb",
 )
 _QUALIFIED = b"|".join(
     rb"(?<=%s)(?<![A-Za-z0-9]%s)" % (each, each)
@@ -196,7 +197,9 @@ _ORDINARY = (
 )
 _AUTHORIZATION = rb"(?i:authorization)" + _ASSIGNED + rb"(?i:bearer|basic|token)[ \t]{1,3}([\w.~+/=-]{8,4096})"
 
-_SHAPES = re.compile(b"|".join((_AUTHORIZATION, _TOKEN, _NAMED, _ORDINARY)))
+_LOGIN = rb"://[^/@\s:]{0,64}:(?![$<{])([^/@\s:\"']{8,256})@(?=\w)"
+
+_SHAPES = re.compile(b"|".join((_AUTHORIZATION, _LOGIN, _TOKEN, _NAMED, _ORDINARY)))
 
 
 class Found(NamedTuple):

@@ -359,6 +359,9 @@ def whole(data: bytes) -> bytes:
         (b"password: ", b"correct7horse", b"\n"),
         (b"Authorization: Bearer ", b"abcDEFghi.jkl", b"\r\n"),
         (b'"authorization": "Bearer ', WANDB, b'"'),
+        (b"proxy http://me:", b"correct7horse", b"@proxy.example.org:3128"),
+        (b"redis://:", b"correct-horse", b"@127.0.0.1/0"),
+        (b"?X-Amz-Security-Token=", AWS_SECRET.replace(b"/", b"+"), b"&X-Amz-Expires=3600"),
         *((b"with ", token, b" it") for token in TOKENS),
     ],
 )
@@ -401,6 +404,10 @@ def test_what_has_the_shape_of_a_secret_is_masked_and_its_name_stays(
         b"-----BEGIN CERTIFICATE-----" + b"A" * 64 + b"-----END CERTIFICATE-----",
         b"local-0123456789abcdef0123456789abcdef0123456789",
         b"sk-learn-1.5.2-with-a-rather-long-name-behind-it",
+        b"https://me:$GIT_PASSWORD@git.example.org/x.git",
+        b"ssh://git@git.example.org:29418/x.git, me@example.org",
+        b"tcp://node1:29500, node2:29500 and s3://bucket/a:long-name@night",
+        b"docker://nvcr.io#nvidia/nemo:26.06.01@sha256",
     ],
 )
 def test_what_only_resembles_a_secret_is_left(tmp_path: Path, text: bytes) -> None:
