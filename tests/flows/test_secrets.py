@@ -28,6 +28,7 @@ import pytest
 
 from examples.practice.git_writer import Change, add_commits, git
 from examples.practice.repositories import commit_behaviour, make_practice_repositories
+from nightbridge.masking import MASK
 from nightbridge.models import SecretRef, StoreSettings
 from tests.conftest import BUCKET
 from tests.flows.practice_night import Entry, nightbridge, toml, write_scenario, write_site
@@ -39,7 +40,7 @@ pytestmark = [pytest.mark.s3, pytest.mark.launcher]
 
 
 TALKATIVE = """
-import base64, html, json, os, urllib.parse
+import base64, bz2, contextlib, html, json, lzma, os, quopri, urllib.parse
 from pathlib import Path
 printed, foreign = json.load(open('FILE'))
 printed += [os.environ[name] for name in ('HF_TOKEN', 'SERVICE_API_KEY') if name in os.environ]
@@ -51,15 +52,47 @@ for value in printed:
         urllib.parse.quote(value, safe=''), urllib.parse.quote_plus(value), ''.join(f'%{byte:02X}' for byte in raw),
         *('Basic ' + base64.b64encode(b'x' * n + raw + b'y' * n).decode() for n in range(4)),
         *(base64.urlsafe_b64encode(b'x' * n + raw).decode() for n in range(3)),
+        *(base64.encodebytes(b'x' * n + raw + b'y' * 99).decode() for n in range(40, 43)),
+        json.dumps(json.dumps(value)), value.replace('/', '\\\\/'),
     ):
         print(text)
         print('\\x1b[1m'.join(text))
         print(text[:9] + '\\n        ' + text[9:], flush=True)
-profile = Path.cwd().parent / 'nsys_profile'
-profile.mkdir(exist_ok=True)
-(profile / 'report.nsys-rep').write_bytes(bytes(99) + base64.b64encode(os.environ['HF_TOKEN'].encode()) + bytes(99))
+    print(quopri.encodestring(b'x' * 60 + raw).decode(), flush=True)
+    os.write(1, value.encode('utf-16-be') + value.encode('utf-32-le') + b'\\n')
+token = os.environ['HF_TOKEN']
+profile, boards = Path.cwd().parent / 'nsys_profile', Path.cwd().parent / 'tb_logs'
+for folder in (profile, boards, profile / token):
+    folder.mkdir(exist_ok=True)
+for name, data in {
+    'report.nsys-rep': bytes(99) + base64.b64encode(token.encode()) + bytes(99),
+    'wide.nsys-rep': token.encode('utf-32-be'),
+    'trace.json.bz2': bz2.compress(token.encode()),
+    'trace.json.xz': lzma.compress(token.encode()),
+    f'{token}.nsys-rep': b'nothing',
+    f'{token}/report.nsys-rep': b'nothing',
+}.items():
+    (profile / name).write_bytes(data)
+with contextlib.suppress(FileExistsError):
+    (profile / 'link').symlink_to('/nowhere/' + token)
+if 'MUST_FAIL' in os.environ:
+    (boards / 'events.out.tfevents.1799999999.damaged').write_bytes(token.encode() * 9)
+    (boards / f'events.out.tfevents.1799999999.{token}').write_bytes(b'damaged')
+    raise RuntimeError(f'401 Client Error: invalid {token} for https://me:{token}@huggingface.co/api?token={token}')
 """
-"""What a job does before it trains: print secrets in every form, and hide one in a file that cannot be masked."""
+"""What a job does before it trains: print secrets in every form, and hide one in names and in files that cannot be masked.
+One of them then fails over it."""
+
+HIDDEN = {
+    *(
+        f"profiles/nsys_profile/{name}"
+        for name in ("report.nsys-rep", "wide.nsys-rep", "trace.json.bz2", "trace.json.xz")
+    ),
+    *(f"profiles/nsys_profile/{MASK}{name}" for name in (".nsys-rep", "/report.nsys-rep")),
+}
+"""What of that is not stored."""
+
+HIDDEN_BY_FAILING = {f"tensorboard/events.out.tfevents.1799999999.{name}" for name in ("damaged", MASK)}
 
 
 def planted(prefix: str) -> str:
@@ -240,6 +273,8 @@ def left(
     with scenario.open("a") as stream:
         stream.write(address_entry("git-password", f"https://me:{values.git_password}@127.0.0.1:9/Megatron-Bridge.git"))
         stream.write(address_entry("git-token", f"https://{values.git_token}@127.0.0.1:9/Megatron-Bridge.git"))
+        failing = 'test_name = "llama_small"\ncmd_args.hf_token = "env:HF_TOKEN"\nextra_env_vars.MUST_FAIL = "1"\n'
+        stream.write(f'\n[[Tests]]\nid = "failing"\n{failing}')
     literal = folder / "conf/deepseek_small.toml"
     literal.write_text(literal.read_text() + f'\n[extra_env_vars]\nSERVICE_API_KEY = "{values.literal_variable}"\n')
     site = write_site(
@@ -301,7 +336,8 @@ def spellings(value: str) -> set[bytes]:
         *(value, raw.hex(), raw.hex().upper(), raw.hex(":"), quote(value, safe=""), quote_plus(value)),
         *("".join(f"%{byte:02X}" for byte in raw), json.dumps(value)[1:-1], repr(value)[1:-1], html.escape(value)),
     }
-    return {text.encode() for text in texts} | {text[4:-4] for text in padded}
+    wide = (value.encode(form).strip(b"\0") for form in ("utf-16-le", "utf-32-le"))
+    return {text.encode() for text in texts} | {text[4:-4] for text in padded} | {*wide}
 
 
 def found_in(data: bytes, planted: Planted) -> list[str]:
@@ -359,11 +395,18 @@ def test_the_jobs_have_printed_every_secret_where_only_their_user_reads_it(left:
 def test_what_was_printed_was_masked_and_what_cannot_be_masked_is_named(left: Left) -> None:
     manifests = [json.loads(data) for key, data in left.objects.items() if key.endswith("/manifest.json")]
 
-    assert [manifest["masks"] > 100 for manifest in manifests] == [True, True]
+    assert [manifest["masks"] > 100 for manifest in manifests] == [True, True, True]
     for manifest in manifests:
-        assert [entry["path"] for entry in manifest["left_out"] if "contains a secret" in entry["reason"]] == [
-            "profiles/nsys_profile/report.nsys-rep"
-        ]
+        hidden = {entry["path"] for entry in manifest["left_out"] if "contains a secret" in entry["reason"]}
+        failed = manifest["run_key"].startswith("failing")
+        assert hidden == HIDDEN | (HIDDEN_BY_FAILING if failed else set())
+
+
+def test_a_job_that_failed_over_its_token_is_told_without_it(left: Left) -> None:
+    verdict = left.verdict("failing")
+
+    assert verdict["status"] == "failed"
+    assert f"401 Client Error: invalid {MASK}" in str(verdict["reasons"])
 
 
 # --- nobody else is called -------------------------------------------------------------------------------------------
@@ -457,7 +500,7 @@ def test_the_search_looks_where_prefect_keeps_runs_logs_results_and_artifacts(le
     results = [path for path in left.files if path.parent == left.folder / "prefect/storage"]
 
     assert {"verdicts", "report", "verdict"} <= {key.partition("-")[0] for key in artifacts if key}
-    assert rows["flow_run"] == 3
+    assert rows["flow_run"] == 4
     assert rows["log"] > 50
     assert any(left.verdict("literal")["run_key"] in path.name for path in results)
 
