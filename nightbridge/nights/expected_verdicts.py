@@ -10,7 +10,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from datetime import date, datetime, time, timedelta
+from datetime import date, datetime, time, timedelta, timezone
 from functools import partial
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
@@ -221,23 +221,27 @@ def _last_before(
 def _expected_slots(nights: Iterable[Night], morning: Morning, days: int) -> list[datetime]:
     """The slots of the newest of those days that had the most, at the same times of this one.
 
-    The most, since a slot that is missed every day would be expected only once otherwise.
+    The most, since a slot that is missed every day would be expected only once otherwise. Each has its offset alone:
+    with its zone, a time in the hour that clocks are set in equals none that was read back.
     """
     slots = sorted(night.start.slot for night in nights if night.start.slot)
     by_day = [(number, list(filter(partial(_is_of_day, morning, number), slots))) for number in range(1, days + 1)]
     number, fullest = max(by_day, key=lambda day: len(day[1]))
     local = (slot.astimezone(morning.zone) for slot in fullest)
-    return [at(slot.date() + timedelta(days=number), slot.time(), morning.zone) for slot in local]
+    expected = (at(slot.date() + timedelta(days=number), slot.time(), morning.zone) for slot in local)
+    return [slot.replace(tzinfo=timezone(slot.utcoffset() or timedelta())) for slot in expected]
 
 
 def _without_night(expected: Sequence[datetime], begun: Sequence[datetime]) -> list[datetime]:
     """The expected slots without a night, each as often as nights of it are missing.
 
-    A night at another time is one whose schedule was changed since.
+    A night at another time is that of the nearest slot, since its schedule was changed or clocks were set.
     """
     unmet = [*(Counter(expected) - Counter(begun)).elements()]
-    moved = [slot for slot in begun if slot not in expected]
-    return unmet[len(moved) :]
+    for moved in begun:
+        if moved not in expected and unmet:
+            unmet.remove(min(unmet, key=lambda slot: abs(slot - moved)))
+    return unmet
 
 
 def _moment(night: Night) -> datetime:

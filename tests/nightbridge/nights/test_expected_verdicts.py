@@ -1,7 +1,7 @@
 """Which nights are due: from the slots of the days before, by scenario, in the person's own zone."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime, time, timedelta, timezone
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -151,6 +151,27 @@ class TestDue:
 
         assert missing.slot == datetime(2027, 3, 28, 4, tzinfo=BERLIN)
 
+    @pytest.mark.parametrize(
+        "slot",
+        [
+            datetime(2027, 10, 31, 2, 30, tzinfo=timezone(timedelta(hours=2))),  # comes twice
+            datetime(
+                2027, 3, 28, 1, 30, tzinfo=timezone(timedelta(hours=1))
+            ),  # Prefect's for 2:30, which does not come
+        ],
+    )
+    def test_when_clocks_are_set_in_a_slot_its_night_is_there_and_another_slot_is_missed(self, slot: datetime) -> None:
+        day = datetime(slot.year, slot.month, slot.day, tzinfo=BERLIN)
+        night_before = night(day - timedelta(days=1) + timedelta(hours=2, minutes=30))
+        afternoon = night(day - timedelta(days=2) + timedelta(hours=13), tests=("vlm",))
+
+        there, missing = due_nights(
+            [afternoon, night_before, night(slot)], Morning(day + timedelta(hours=8), BERLIN), 7, None
+        )
+
+        assert (there.night, there.tests) == (night(slot), ())
+        assert (missing.slot, missing.tests) == (day - timedelta(hours=11), ("vlm",))
+
     @pytest.mark.parametrize("other", ["sweep", "Practice"])
     def test_scenarios_do_not_stand_in_for_each_other(self, other: str) -> None:
         nights = [night(at(21, 1)), night(at(21, 2), scenario=other), night(at(22, 1))]
@@ -170,6 +191,15 @@ class TestTwoDeploymentsInOneSlot:
 
         assert (there.night, there.tests) == (tonight, ())
         assert (missing.slot, missing.tests, missing.deployment) == (at(22, 1), other.test_ids, other.deployment)
+
+    @pytest.mark.parametrize("tests", ["llama", "vlm"])
+    def test_one_is_missed_in_an_hour_that_comes_twice(self, tests: str) -> None:
+        before = [night(datetime(2027, 10, 30, 2, tzinfo=BERLIN), tests=(test,)) for test in ("llama", "vlm")]
+        begun = night(datetime(2027, 10, 31, 2, tzinfo=timezone(timedelta(hours=2))), tests=(tests,))
+
+        found = due_nights([*before, begun], Morning(datetime(2027, 10, 31, 8, tzinfo=BERLIN), BERLIN), 7, None)
+
+        assert [one.tests for one in found] == [(), tuple({"llama", "vlm"} - {tests})]
 
     def test_both_are_missed_with_their_own_tests(self) -> None:
         assert sorted((one.deployment, one.tests) for one in due(*self.BEFORE)) == [
