@@ -137,14 +137,26 @@ def canary_rows(
 
 
 def changed_configuration(store: ObjectStore, record: RunRecord, history: Sequence[HistoryRow]) -> tuple[str, ...]:
-    """Why a series begins, where its test has run before: which keys changed, and what the last good night had."""
-    night, cluster = record.spec.night, record.job.cluster
+    """Why a series begins, where its test has run before: which keys changed, and what the last good night had.
+
+    No number is compared with another series: damage there is told, and no reason to lose the verdict.
+    """
+    night = record.spec.night
     if any(row.night < night for row in history):
         return ()
+    try:
+        return _change_since(store, record, night)
+    except DamagedData as error:
+        return (f"what this configuration has changed is not known: {' '.join(str(error).split())}",)
+
+
+def _change_since(store: ObjectStore, record: RunRecord, night: str) -> tuple[str, ...]:
+    cluster, own = record.job.cluster, (record.spec.test.id, record.spec.sweep_point)
     for series in find_series(store, record.spec.test.id, cluster)[:MAX_SERIES]:
         good = good_runs_before(night, read_recent(store, cluster, series.series, night))
-        same_point = good and good[-1].sweep_point == record.spec.sweep_point
-        before = load_record(store, good[-1].prefix) if same_point else None
+        # Ids that differ only in what a slug leaves out are found together.
+        is_same = good and (good[-1].test_id, good[-1].sweep_point) == own
+        before = load_record(store, good[-1].prefix) if is_same else None
         if before and (changes := requested_changes(before, record)):
             named = ", ".join(f"{one.name} {one.before or 'unset'} → {one.after or 'unset'}" for one in changes)
             against = beside(good[-1], row_of(record, None))

@@ -9,6 +9,7 @@ import pytest
 
 from nightbridge.gate.evidence import canary_rows, gather_evidence, limits_for
 from nightbridge.gate.run_verdict import compare
+from nightbridge.gate.stored_verdicts import judge_and_record
 from nightbridge.gate.tonight import Evidence
 from nightbridge.history.history_store import put_row
 from nightbridge.history.rows import HistoryRow, row_of
@@ -302,3 +303,26 @@ def test_the_first_series_of_a_test_and_another_point_of_its_sweep_say_nothing(
     )
 
     assert gather_evidence(store, other).split == ()
+
+
+def test_a_test_whose_id_only_looks_alike_has_begun_no_series(
+    store: DirectoryStore, make_record: Records, commit: Callable[..., RunRecord]
+) -> None:
+    old = commit(store, make_record(night="2026-11-09", test_id="llama3.8b"))
+    put_row(store, row_of(old, compare(old, ())))
+    new = make_record(night="2026-11-10", extra_env_vars={"NCCL_ALGO": "Ring"})
+
+    assert gather_evidence(store, new.model_copy(update={"series": "llama3-8b-aaaaaaaaaaaa"})).split == ()
+
+
+def test_damage_in_the_series_before_is_told_and_loses_no_verdict(
+    store: DirectoryStore, make_record: Records, commit: Callable[..., RunRecord]
+) -> None:
+    store.put("history/dgx/llama3-8b-0123456789ab/compacted/00000001.parquet", b"PAR1")
+    new = commit(store, make_record(night="2026-11-10").model_copy(update={"series": "llama3-8b-aaaaaaaaaaaa"}))
+
+    verdict = judge_and_record(store, new, {}, lambda *_range: ())
+
+    assert verdict.status is VerdictStatus.NO_BASELINE
+    assert verdict.reasons[-1].startswith("what this configuration has changed is not known: file://")
+    assert "not a table of history rows" in verdict.reasons[-1]
