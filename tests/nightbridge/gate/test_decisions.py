@@ -718,6 +718,16 @@ def test_a_level_that_is_accepted_by_a_night_without_a_date_makes_no_later_night
     assert nights.run(*[1.14] * 9) == [VerdictStatus.REGRESSED] * 9
 
 
+def test_a_night_without_a_date_is_judged_again_by_what_was_before_it(store: DirectoryStore, nights: Nights) -> None:
+    nights.run(*[1.0] * 8)
+    by_hand = nights.judge(1.0, "checked-08", datetime(2026, 9, 8, 12, tzinfo=UTC))
+    nights.run(1.1)
+    accept(store, nights.keys[-1], "baseline", who="ann", why="new image")
+    nights.run(*[1.1] * 8)
+
+    assert compare_stored(store, by_hand.run_key).status is by_hand.status is VerdictStatus.PASSED
+
+
 def test_a_level_that_begins_with_a_night_without_a_date_is_accepted_for_those_after_it(
     store: DirectoryStore, nights: Nights
 ) -> None:
