@@ -95,10 +95,10 @@ def read_site_file(path: Path) -> tuple[Site, tuple[str, ...]]:
         site = at_home(site)
         if document.table.get("workspace") == "":
             findings.problem(("workspace",), "is empty; write the folder that the compute nodes see")
-        if site.store is not None and looks_secret(site.store.url):
-            findings.problem(
-                ("store", "url"), "contains a password, which logs would show; write access_key and secret_key"
-            )
+        for key in ("url", "endpoint_url"):
+            if site.store is not None and looks_secret(getattr(site.store, key) or ""):
+                what = "contains a password, which logs would show; write access_key and secret_key"
+                findings.problem(("store", key), what)
     if site is None or findings.problems:
         raise InvalidInput("the system file is not valid", subject=str(path), violations=[*map(str, findings.problems)])
     return site, tuple(map(str, findings.warnings))

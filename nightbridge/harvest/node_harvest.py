@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from nightbridge.errors import NightbridgeError, TransientError
 from nightbridge.files import MODEL_LIMIT, read_regular, write_model
@@ -38,7 +38,9 @@ _log = logging.getLogger(__name__)
 
 
 class NodeSecrets(Model):
-    """What the node gets on stdin."""
+    """What the node gets on stdin. Nothing of it stands in an error about it, as where stdin was cut off."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     variables: dict[str, str] = Field(
         {}, description="Environment variables that the request refers to, or by which boto3 finds its credentials."

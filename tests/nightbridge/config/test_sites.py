@@ -56,6 +56,7 @@ def test_a_cloudai_system_file_is_read_as_it_is() -> None:
         ("name = 'x'\ndefault_partition = 'b'\nacount = 'y'\n", "acount: unknown key; did you mean 'account'?"),
         ("[store]\nurl = 3\n", "site.toml:2: store.url"),
         ('[store]\nurl = "s3://k:sec@b/x"\n', "site.toml:2: store.url: contains a password"),
+        ('[store]\nurl = "s3://b"\nendpoint_url = "https://k:sec@s3"\n', "store.endpoint_url: contains a password"),
         ('workspace = ""\n', "site.toml:1: workspace: is empty"),
         ('[cluster.env_vars]\n"A B" = "x"\n', "site.toml:2: cluster.env_vars.A B: is not the name of an environment"),
     ],

@@ -5,11 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from nightbridge.errors import DamagedData, PermanentError, TransientError
 from nightbridge.harvest.harvesting import HarvestRequest, run_harvest
 from nightbridge.harvest.manifest import MANIFEST, read_manifest
-from nightbridge.harvest.node_harvest import harvest_on_node
+from nightbridge.harvest.node_harvest import NodeSecrets, harvest_on_node
 from nightbridge.harvest.restore import verify_run
 from nightbridge.models import ClusterSettings, SecretRef, StoreSettings
 from nightbridge.processes import Finished
@@ -50,6 +51,15 @@ def request_of(left: LeftRun, store: StoreSettings) -> HarvestRequest:
 
 def contents(store: ObjectStore) -> set[bytes]:
     return {store.get(found.key) or b"" for found in store.list("")}
+
+
+def test_what_the_node_gets_is_in_no_error_about_it() -> None:
+    given = NodeSecrets(variables={"KEY": TOKEN}, masked=(TOKEN,)).model_dump_json()
+    for cut in range(1, len(given)):
+        with pytest.raises(ValidationError) as error:
+            NodeSecrets.model_validate_json(given[:-cut])
+        assert TOKEN[:8] not in str(error.value)
+        assert TOKEN[-8:] not in str(error.value)
 
 
 def test_a_node_stores_what_this_host_would_have_stored(
