@@ -191,6 +191,12 @@ def test_a_prefix_of_which_a_part_would_be_dropped_is_refused(url: str) -> None:
         open_store(StoreSettings(url=url))
 
 
+def test_a_login_in_a_stores_url_is_refused_and_not_shown() -> None:
+    with pytest.raises(InvalidInput, match="a login in the store's URL") as caught:
+        open_store(StoreSettings(url="s3://key:the-password@bucket/runs"))
+    assert "the-password" not in f"{caught.value} {caught.value.subject}"
+
+
 KEY = "runs/llama/n1/llama-n1-0123456789/a1/logs/log a.out"
 AS_PATH = "runs/llama/n1/llama-n1-0123456789/a1/logs/log%20a.out"
 
