@@ -66,7 +66,8 @@ def read_secret(value: str, path: KeyPath, findings: Findings, *, variable: str 
     if value.startswith(REFERENCE_PREFIXES):
         kind, _, name = value.partition(":")
         ref = SecretRef.model_validate({"source": kind, "name": name.strip()})
-        if not ref.name or (ref.source == "toml" and not all(ref.name.rpartition("#"))):
+        is_none = not all(ref.name.rpartition("#")) if ref.source == "toml" else secrets.holds_secret(ref.name)
+        if not ref.name or is_none:
             findings.problem(
                 path, f"is not a valid secret reference; write env:{variable}, block:NAME or toml:FILE#KEY"
             )

@@ -129,6 +129,7 @@ def test_an_unknown_key_is_reported_with_its_line_and_the_nearest_known_one(writ
         (TEST + 'tp = [1, "two"]\n', "cmd_args.tp: must be a whole number, or a list of such to sweep over, not 'two'"),
         ('dse_excluded_args = ["cmd_args.tp"]\n' + TEST + "tp = [1, 2]\n", "dse_excluded_args excludes it from sweeps"),
         (TEST + 'hf_token = "toml:keys.toml"\n', "hf_token: is not a valid secret reference; write env:HF_TOKEN"),
+        (TEST + f'hf_token = "env:hf_{"a1B" * 11}"\n', "hf_token: is not a valid secret reference; write env:HF_TOKEN"),
         (TEST + '[sweep]\nfields = ["tpp"]\n', "sweep.fields[0]: 'tpp' is not a key of [cmd_args]"),
         (TEST + '[sweep]\nfields = ["tp"]\n', "sweep.fields[0]: 'tp' is not a list in [cmd_args]"),
         (TEST + '[sweep]\nmethod = "bayes"\n', "sweep.method: input should be 'grid' or 'random'"),
