@@ -14,8 +14,8 @@ re-runs that it requests, and the verdict on all of them, as the night's flow do
     bad nodes alike  in 3 % of the nights all runs are slowed by 5 to 30 %: the scheduler gives them the same bad node
 
 Nodes and cluster are common to the two arms of a pair, which run one after the other on the same nodes; a run's own
-noise is not. What a run measures besides its steps is modelled: start-up and checkpoint 12 % log-normal, first step and
-warm-up 5 %, grad norm 5 %, loss 0.1 %, memory 0.05 % from run to run.
+noise is not. What a run measures besides its steps is modelled: start-up and checkpoint 12 % log-normal, the time after
+the last step 50 % around 90 s, first step and warm-up 5 %, grad norm 5 %, loss 0.1 %, memory 0.05 % from run to run.
 
 An alarm is a verdict that is not green and is news (`gate.trend`); unstable ones are counted apart. Printed are alarms
 for each series and year, after night 60 and before it, which metrics raised them, how many series were ever called
@@ -73,7 +73,7 @@ from nightbridge.models import (
 SLOW_MODES = {"bimodal": 1.03, "two speeds": 1.10}
 FOUR = ("gaussian", "bad nodes", "node sets", "drift")
 KINDS = (*FOUR, *SLOW_MODES, "autocorrelated", "drift alone", "driver steps", "bad nodes alike")
-CHANGES = {"step +3 %": 4, "step +2 %": 7, "memory +1 %": 3, "loss +1 %": 3, "step +1 %": 14}
+CHANGES = {"step +3 %": 4, "step +2 %": 7, "memory +1 %": 3, "loss +1 %": 3, "step +1 %": 14, "teardown +4000 %": 1}
 """What is planted, and within how many nights it is to be found."""
 
 EARLY, YEAR, FOUND_WITHIN = 60, 365, 14
@@ -168,7 +168,9 @@ def resampled(rng: np.random.Generator, residual: Array, runs: int) -> Array:
     return steps
 
 
-def summary_of(rng: np.random.Generator, residual: Array, factor: float, memory: float, loss: float) -> Summary:
+def summary_of(
+    rng: np.random.Generator, residual: Array, factor: float, memory: float, loss: float, teardown: float = 1.0
+) -> Summary:
     """One run: steps resampled from a real run's, and the rest as modelled."""
     steps = resampled(rng, residual, 1)[0] * factor
     ordered, median = np.sort(steps), float(np.median(steps))
@@ -194,6 +196,7 @@ def summary_of(rng: np.random.Generator, residual: Array, factor: float, memory:
         grad_norm_min=0.8,
         grad_norm_max=2 * (1 + 0.05 * float(normal[4])),
         startup_time=120 * math.exp(0.12 * float(normal[5])),
+        teardown_time=max(180.0, 90 * (math.exp(0.5 * float(normal[7])) + teardown - 1)),
         checkpoint_time=30 * math.exp(0.12 * float(normal[6])),
         source="tensorboard",
     )
@@ -234,7 +237,10 @@ class Simulation(NamedTuple):
         worse = {self.what: self.factor} if code >= EARLY else {}
         rng = np.random.default_rng((*self.seed, number, repeat))
         speed = self.simulated.speed(number, place, rng) * worse.get("step", 1.0)
-        summary = summary_of(rng, self.residual, speed, worse.get("memory", 1.0), worse.get("loss", 1.0))
+        others = (worse.get(name, 1.0) for name in ("memory", "loss", "teardown"))
+        summary = summary_of(rng, self.residual, speed, *others)
+        if arm:
+            summary = summary.model_copy(update={"teardown_time": None})
         return record_at(self.template, number, self.simulated.nodes[number], summary, arm, repeat)
 
     @property

@@ -91,14 +91,14 @@ def is_required(metric: Metric, run: RunSpec, value: float | None, earlier: Sequ
     """Whether a run must have a metric, or has it: once an earlier run measured it, later ones have to.
 
     So it is with one that its test limits: a ceiling for what is not measured would let everything pass. A further run
-    that saves no checkpoint, as an arm or a bisect point, takes no time for one.
+    that saves no checkpoint, as an arm or a bisect point, takes no time for one, and another one at its end.
     """
     test = run.test
     if value is not None or (metric.always and (test.has_launcher or not metric.launcher_only)):
         return True
-    if metric.fact == "checkpoints" and run.repeat and test.harvest.checkpoint == "none":
+    if (metric.fact == "checkpoints" or metric.own_run_only) and run.repeat and test.harvest.checkpoint == "none":
         return False
-    return metric.name in {*test.gate.required, *test.gate.limits} or bool(earlier)
+    return metric.name in {*test.gate.required, *test.gate.limits} or (bool(earlier) and not metric.own_run_only)
 
 
 def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
@@ -138,6 +138,8 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
         return found and found._replace(moved=back if found.moved is None else found.moved)
     result = _with_ongoing(_with_parity(_with_limits(alone, series), series), series, band)
     result = _with_numerics(result, series)
+    if metric.own_run_only and tonight.control:
+        return result._replace(reruns=0)
     if result.absolute or alone.comparison.change is None or result.comparison.status == "suspicious":
         return result
     excess = alone.comparison.change * (1 if metric.lower_is_better else -1)

@@ -74,7 +74,7 @@ from nightbridge.models import (
     night_order,
 )
 from nightbridge.models.metrics import COLUMNS, INVERSES, METRIC_BY_NAME, METRICS
-from nightbridge.numbers import format_change, format_count, format_percent
+from nightbridge.numbers import format_change, format_count, format_percent, format_value
 
 # The verdict on a run whose job ended like this, whatever it measured, and how that is said. None: its numbers decide.
 OUTCOMES: dict[Outcome | None, tuple[VerdictStatus | None, str]] = {
@@ -475,6 +475,10 @@ def _unlike_others(record: RunRecord) -> Iterator[str]:
     path = resumed_from(record.spec.test)
     if path and record.summary.start_step:  # else it did not: see `plausibility`
         yield f"the run resumed from {path}, where another one ended; it is not used as a baseline"
+    elapsed = record.summary.teardown_time
+    if elapsed is not None and elapsed < 0:
+        ahead = format_value(abs(elapsed), "s")
+        yield f"the last iteration ended {ahead} after the job did: is the node's clock ahead of Slurm's?"
     if record.tainted:
         first, *others = record.tainted
         more = f", and {len(others)} more" if others else ""

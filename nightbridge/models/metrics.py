@@ -37,7 +37,8 @@ class Metric(NamedTuple):
     change. `least_change`: the smallest relative change that is worth reporting, where that is more than the policy's;
     `finest`: the same where it is less, of a metric with next to no noise. `too_good`: from which relative improvement
     on it is more likely that something is wrong. `fact`: what it is about; what several metrics say of one fact has one
-    cause. `statistics`: other fields of `Summary` that measure the same.
+    cause. `own_run_only`: control arms do not have it, nor a night's own run where Slurm tells too little: no pair is
+    asked for it, and it may be missing. `statistics`: other fields of `Summary` that measure the same.
 
     `tag` is Megatron-Bridge's name in TensorBoard, `other_tags` those of other programs, each with its factor.
     TensorBoard counts before the log. Without `reduce` the value has a rule of its own in `outputs.measurements`.
@@ -57,6 +58,7 @@ class Metric(NamedTuple):
     finest: float | None = None
     too_good: float = math.inf
     fact: str = "speed"
+    own_run_only: bool = False
     statistics: tuple[str, ...] = ()
     tag: str = ""
     other_tags: tuple[tuple[str, float], ...] = ()
@@ -150,6 +152,16 @@ _ROWS = (
         too_good=0.25,
     ),
     Metric("startup_time", label="start-up time", unit="s", band=0.5, least_change=0.2, fact="start-up"),
+    # A busy file system makes a last save several times as long; what hangs takes longer still (`error_rate.py`).
+    Metric(
+        "teardown_time",
+        label="time after the last step",
+        unit="s",
+        band=7.0,
+        least_change=7.0,
+        fact="teardown",
+        own_run_only=True,
+    ),
     Metric(
         "checkpoint_time",
         label="checkpoint time",

@@ -139,6 +139,7 @@ class GatePolicy(Model):
     tokens_per_gpu: float = _band("tokens_per_gpu")
     peak_memory: float = _band("peak_memory")
     startup_time: float = _band("startup_time")
+    teardown_time: float = _band("teardown_time")
     checkpoint_time: float = _band("checkpoint_time")
     final_loss: float = _band("final_loss")
     loss_curve: float = _band("loss_curve")

@@ -290,6 +290,11 @@ class Summary(StoredModel):
     startup_time: float | None = Field(
         None, description="From the job's start to its first iteration, seconds; negative where clocks are apart."
     )
+    teardown_time: float | None = Field(
+        None,
+        description="From its last iteration to the job's end, with what is saved then, seconds, at least 180; "
+        "negative where clocks are apart. None of a control arm, which saves nothing.",
+    )
     checkpoint_time: float | None = Field(
         None, description="Median time for which training stood still to save a checkpoint, seconds."
     )

@@ -185,7 +185,9 @@ def _measure_run(run: RunToMeasure) -> tuple[MeasuredRun, bytes]:
     settings = read_settings(run.spec, output.config_container)
     curves = read_curves(output.event_files, output.logs)
     summary = summarise(curves, run.spec.test.gate, plan.max_steps, settings, run.job)
-    summary = summary.model_copy(update={"damage": (*summary.damage, *unreadable_numbers(run.job.attempt_dir))})
+    damage = (*summary.damage, *unreadable_numbers(run.job.attempt_dir))
+    teardown = None if run.spec.arm else summary.teardown_time  # an arm saves nothing then, as its night's own run does
+    summary = summary.model_copy(update={"damage": damage, "teardown_time": teardown})
     earlier = tuple(read_files(job, _output_dir_of(job, plan)) for job in run.jobs[:-1])
     facts = read_facts(output, run.job, run.pinned)
     report = _report(run, output, curves.table, summary)
@@ -280,6 +282,7 @@ def summarise(
         model_flops=settings.model_flops,
         queue_time=queue_time(job),
         startup_time=startup_time(curves, job),
+        teardown_time=teardown_time(curves, job),
         source=curves.source,
         lives=curves.lives,
         damage=tuple(damage),
@@ -442,6 +445,30 @@ def startup_time(curves: Curves, job: Job | None) -> float | None:
     iterations = min(logging_interval(sorted(set(recorded["step"].tolist()))), int(first["step"]) - curves.start)
     began = float(first["wall_time"]) - iterations * float(first["value"])
     return began - job.status.started_at.timestamp()
+
+
+_SHORT_TEARDOWN = 180.0
+"""Seconds after the last step of which fewer count as so many: such a time is noise, and no job that hangs."""
+
+_SAME_CLOCK = 5.0
+"""Seconds by which two clocks may be apart without a word; Slurm's counts whole ones."""
+
+
+def teardown_time(curves: Curves, job: Job | None) -> float | None:
+    """Seconds from the end of a job's last recorded iteration to its own end, `_SHORT_TEARDOWN` at least.
+
+    The last save and evaluation are in it. Negative where the iteration is younger than the job's end by Slurm's clock,
+    which is no measurement; the gate says so. None where no event file has step times, where Slurm does not know the
+    end, and where the iteration is older than the job's start, as of one that was requeued.
+    """
+    status = job.status if job else None
+    if status is None or status.started_at is None or status.ended_at is None:
+        return None
+    last = float(_step_times(curves)["wall_time"].max())
+    if not last >= status.started_at.timestamp():
+        return None
+    elapsed = status.ended_at.timestamp() - last
+    return elapsed if elapsed < -_SAME_CLOCK else max(elapsed, _SHORT_TEARDOWN)
 
 
 def _step_times(curves: Curves) -> "pd.DataFrame":

@@ -27,7 +27,17 @@ from nightbridge.gate.tonight import Evidence
 from nightbridge.history.history_store import put_row
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow, row_of
-from nightbridge.models import GatePolicy, Limits, Outcome, RunRecord, SecretRef, StoreSettings, Verdict, VerdictStatus
+from nightbridge.models import (
+    GatePolicy,
+    Limits,
+    MetricName,
+    Outcome,
+    RunRecord,
+    SecretRef,
+    StoreSettings,
+    Verdict,
+    VerdictStatus,
+)
 from nightbridge.models.series import series_id
 from nightbridge.report.tables import further_runs_of
 from nightbridge.store.directory import DirectoryStore
@@ -446,11 +456,12 @@ def test_a_regression_on_a_cluster_that_moved_is_not_over_for_want_of_a_control_
     assert [verdict.status for verdict in found[2:]] == [VerdictStatus.PASSED] * 2
 
 
-def test_arms_that_save_no_checkpoint_need_no_time_of_one() -> None:
+@pytest.mark.parametrize("metric", ["checkpoint_time", "teardown_time"])
+def test_arms_that_save_no_checkpoint_need_no_time_of_one(metric: MetricName) -> None:
     def saving(row: HistoryRow) -> HistoryRow:
-        return row.model_copy(update={"summary": row.summary.model_copy(update={"checkpoint_time": 30.0})})
+        return row.model_copy(update={"summary": row.summary.model_copy(update={metric: 30.0})})
 
-    policy = GatePolicy(limits={"checkpoint_time": Limits(max=60)})
+    policy = GatePolicy(limits={metric: Limits(max=60)})
     nights, own = [saving(row) for row in good_nights()], run(1.08, "2026-11-10", policy)
     spec = arm_run(own.spec, run(1.0, "2026-11-01", policy), 1)
     arm = run(1.08, "2026-11-10", policy).model_copy(update={"spec": spec})

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -764,6 +764,66 @@ def test_a_start_up_time_that_two_clocks_measure_wrongly_names_them(
     assert verdict.reasons[0].startswith("start-up time was not measured")
     assert says in verdict.reasons[0]
     assert ("clock" in verdict.reasons[0]) is (found is not None)
+
+
+@pytest.mark.parametrize(
+    ("usual", "last", "status"),
+    [
+        ((180.0,), 3610.0, VerdictStatus.REGRESSED),
+        ((250.0, 400.0, 180.0), 3850.0, VerdictStatus.REGRESSED),
+        ((180.0, 200.0, 180.0), 1200.0, VerdictStatus.PASSED),
+        ((250.0, 400.0, 180.0), 1600.0, VerdictStatus.PASSED),
+    ],
+    ids=["hangs for an hour", "hangs after a long save", "a slow exit", "a busy file system"],
+)
+def test_a_job_that_hangs_after_its_last_step_is_no_good_night(
+    make_record: Records, make_row: Rows, usual: Sequence[float], last: float, status: VerdictStatus
+) -> None:
+    before = [make_row(ending(usual[day % len(usual)]), f"2026-11-{day:02}") for day in range(1, 10)]
+
+    verdict = compare(make_record(ending(last)), before)
+
+    assert (verdict.status, verdict.reruns) == (status, 0)
+    assert bool(verdict.reasons) is (status is VerdictStatus.REGRESSED)
+    assert all(reason.startswith("time after the last step regressed by +") for reason in verdict.reasons)
+
+
+@pytest.mark.parametrize("before", [None, 180.0])
+@pytest.mark.parametrize("tonight", [None, 200.0])
+def test_an_end_that_slurm_does_not_know_or_that_no_night_had_before_is_no_fault(
+    make_record: Records, make_row: Rows, before: float | None, tonight: float | None
+) -> None:
+    rows = [make_row(ending(before), f"2026-11-{day:02}") for day in range(1, 10)]
+
+    assert compare(make_record(ending(tonight)), rows).status is VerdictStatus.PASSED
+
+
+def test_a_test_may_require_to_know_its_end(make_record: Records) -> None:
+    gate = GatePolicy(required=("teardown_time",))
+
+    verdict = compare(make_record(ending(None), gate=gate), ())
+
+    assert verdict.status is VerdictStatus.FAILED
+    assert verdict.reasons[0].startswith("time after the last step was not measured")
+
+
+@pytest.mark.parametrize("before", [None, 180.0])
+def test_a_node_whose_clock_is_ahead_of_slurms_is_named(
+    make_record: Records, make_row: Rows, before: float | None
+) -> None:
+    rows = [make_row(ending(before), f"2026-11-{day:02}") for day in range(1, 10)]
+
+    verdict = compare(make_record(ending(-37.0)), rows)
+
+    assert verdict.status is VerdictStatus.PASSED
+    assert verdict.reasons == (
+        "the last iteration ended 37.00 s after the job did: is the node's clock ahead of Slurm's?",
+    )
+
+
+def ending(seconds: float | None) -> Summary:
+    """A usual run whose job ended so many seconds after its last step."""
+    return make_summary().model_copy(update={"teardown_time": seconds})
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from nightbridge.history.rows import measured as measured_value
-from nightbridge.models import GatePolicy, Job, JobState, JobStatus, Summary
+from nightbridge.models import Arm, GatePolicy, Job, JobState, JobStatus, Summary
 from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.outputs.curves import logging_interval
 from nightbridge.outputs.event_files import COLUMNS, metrics_parquet
 from nightbridge.outputs.experiment import read_run
-from nightbridge.outputs.measurements import ProfiledSteps, RunSettings
+from nightbridge.outputs.measurements import ProfiledSteps, RunSettings, RunToMeasure, measure_run
+from tests.builders import make_plan, make_spec
 from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder, StepLine, measure
 
 
@@ -481,9 +482,11 @@ class TestDurations:
     written = datetime.fromtimestamp(1_760_000_000, UTC)
     """When `run_folder.curves` begins; its first iteration is over a second later and took five."""
 
-    def _job(self, run_folder: RunFolder, started: datetime | None) -> Job:
+    def _job(self, run_folder: RunFolder, started: datetime | None, ended: datetime | None = None) -> Job:
         submitted = self.written - timedelta(hours=1)
-        status = JobStatus(job_id=4711, state=JobState.COMPLETED, submitted_at=submitted, started_at=started)
+        status = JobStatus(
+            job_id=4711, state=JobState.COMPLETED, submitted_at=submitted, started_at=started, ended_at=ended
+        )
         return run_folder.job.model_copy(update={"status": status})
 
     def test_the_queue_is_left_when_the_job_starts(
@@ -522,6 +525,50 @@ class TestDurations:
         summary = measured(job=self._job(run_folder, self.written + timedelta(seconds=late)))
         assert summary.startup_time == pytest.approx(-4 - late)
         assert measured_value(METRIC_BY_NAME["startup_time"], summary) is None
+
+    @pytest.mark.parametrize(
+        ("later", "seconds"),
+        [(3600, 3600), (181, 181), (12, 180), (0, 180), (-1, 180), (-5, 180), (-6, -6), (-3600, -3600)],
+    )
+    def test_from_the_last_iteration_to_the_jobs_end_three_minutes_at_least_unless_clocks_are_apart(
+        self, run_folder: RunFolder, measured: Callable[..., Summary], later: int, seconds: float
+    ) -> None:
+        run_folder.curves(range(1, 51))
+        ended = self.written + timedelta(seconds=50 + later)
+        summary = measured(job=self._job(run_folder, self.written - timedelta(seconds=60), ended))
+        assert summary.teardown_time == pytest.approx(seconds)
+        assert (measured_value(METRIC_BY_NAME["teardown_time"], summary) is None) is (seconds < 0)
+
+    def test_the_end_counts_from_the_last_life_of_a_restarted_run(
+        self, run_folder: RunFolder, measured: Callable[..., Summary]
+    ) -> None:
+        run_folder.curves(range(1, 41))
+        run_folder.curves(range(31, 51), time=1_760_001_000)
+        ended = self.written + timedelta(seconds=1000 + 50 + 200)
+        job = self._job(run_folder, self.written - timedelta(seconds=60), ended)
+        assert measured(job=job).teardown_time == pytest.approx(200)
+
+    @pytest.mark.parametrize(("started", "ended"), [(-60, None), (None, 600), (300, 600)])
+    def test_without_its_end_or_of_a_job_that_began_after_all_iterations_nothing_is_measured(
+        self, run_folder: RunFolder, measured: Callable[..., Summary], started: int | None, ended: int | None
+    ) -> None:
+        run_folder.curves(range(1, 51))
+        times = (None if at is None else self.written + timedelta(seconds=at) for at in (started, ended))
+        assert measured(job=self._job(run_folder, *times)).teardown_time is None
+
+    def test_a_control_arm_saves_nothing_at_its_end_so_that_its_time_is_none_of_its_nights(
+        self, run_folder: RunFolder
+    ) -> None:
+        run_folder.curves(range(1, 51))
+        job = self._job(run_folder, self.written - timedelta(seconds=60), self.written + timedelta(seconds=600))
+        plan = make_plan(job.run_key, job.attempt_dir)
+        night = make_spec()
+        arm = night.model_copy(update={"repeat": 1, "arm": Arm(role="new", pair=1, reference="good")})
+        of_night, of_arm = (
+            measure_run(RunToMeasure(jobs=(job,), plan=plan, spec=spec))[0].summary for spec in (night, arm)
+        )
+        assert of_night.teardown_time == 550
+        assert of_arm == of_night.model_copy(update={"teardown_time": None})
 
     def test_a_job_that_never_started_has_neither(
         self, run_folder: RunFolder, measured: Callable[..., Summary]
