@@ -53,9 +53,13 @@ def scenarios_beside(files: Collection[Path]) -> dict[str, Scenario]:
     """The files that a drop-down of scenarios offers: these, and the tests and scenarios in the same folders.
 
     Raises:
-        InvalidInput: One of the files cannot be read.
+        InvalidInput: One of the files cannot be read, or none of its tests.
     """
     found = {str(file): config.load(file) for file in files}
+    for file, scenario in found.items():
+        if not scenario.tests:
+            violations = [violation.line(test.id) for test in scenario.invalid for violation in test.findings]
+            raise InvalidInput("no test of it can run", subject=file, violations=violations)
     for other in sorted({path for file in files for path in file.parent.glob("*.toml")} - set(files)):
         try:
             found[str(other)] = config.load(other)

@@ -232,6 +232,21 @@ def test_two_files_whose_deployments_would_have_one_name_are_refused(
         next(deploy(Request(files=files)))
 
 
+def test_a_scenario_that_would_have_no_nights_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("nightbridge.flows.deploy.reach_server", lambda: pytest.fail("a server was looked for"))
+    for copy in ("one", "two"):
+        scenario_file(Path(f"{copy}.toml"), "llama")
+    Path("night.toml").write_text('name = "night"\n\n[[Tests]]\nid = "llama"\ntest_name = "llama"\n')
+
+    with pytest.raises(InvalidInput, match=r"^night\.toml: no test of it can run") as refused:
+        next(deploy(Request(files=(Path("night.toml"),))))
+
+    assert "night.toml:5: llama: test_name: 'llama' names two tests: one.toml and two.toml" in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
