@@ -15,7 +15,7 @@ from tests.real.slurm_daemons import SlurmDaemons
 
 
 def opened_attempt(workspace: Path, run_key: str, settings: ClusterSettings, *options: str) -> AttemptContext:
-    """A freshly opened attempt with options for sbatch, as the submit stage records them."""
+    """A freshly opened attempt with options for sbatch, as the submit stage records those of a plan."""
     opened = open_attempt(workspace, run_key, settings).model_copy(update={"sbatch_options": options})
     write_model(opened.attempt_dir / ATTEMPT_FILE, opened)
     return opened

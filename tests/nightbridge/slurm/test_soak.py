@@ -214,6 +214,7 @@ def kill_and_restart(seed: int, attempt: AttemptContext, killer: DaemonKiller | 
         cwd=attempt.attempt_dir,
         nodes=1,
         tasks_per_node=1,
+        sbatch_args=attempt.sbatch_options,
     )
     write_model(attempt.attempt_dir / "plan.json", plan)
     kills, unrecorded = dice.randint(1, MOST_KILLS), False
