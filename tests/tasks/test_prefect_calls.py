@@ -1,5 +1,6 @@
 """Prefect mirrors what the domain decides: what it only shows never fails, what a night needs is waited for."""
 
+import asyncio
 import json
 import logging
 import threading
@@ -11,6 +12,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
+from prefect.server.schemas.schedules import CronSchedule
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from nightbridge.errors import PermanentError
@@ -150,3 +152,10 @@ def test_an_answer_that_will_not_change_is_not_asked_for_again(api: type[Api]) -
         insist("an answer", ask)
 
     assert api.answers == [204]
+
+
+def test_the_installed_packages_make_the_dates_of_a_schedule() -> None:
+    """Prefect's server only logs what goes wrong there: it looks healthy and schedules nothing."""
+    schedule = CronSchedule(cron="0 1 * * *", timezone="Europe/Berlin")
+
+    assert [date.hour for date in asyncio.run(schedule.get_dates(2))] == [1, 1]
