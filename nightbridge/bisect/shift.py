@@ -135,7 +135,7 @@ def searched_rows(rows: Sequence[HistoryRow], request: SearchRequest) -> tuple[H
     """Of every run of a test those that a request is about, as `find_rows` has them.
 
     Raises:
-        InvalidInput: The run or night that is named is not among them.
+        InvalidInput: The run or night that is named is not among them, or no night's own run is.
     """
     named = next((row for row in rows if row.run_key == request.run_key), None)
     if request.run_key and named is None:
@@ -143,9 +143,13 @@ def searched_rows(rows: Sequence[HistoryRow], request: SearchRequest) -> tuple[H
             "no such run in the history", subject=request.run_key, advice="Name another run, or the test"
         )
     known = rows_until(rows, request.until or (named.night if named else None))
+    nights = nights_of(row for row in known if named is None or row.sweep_point == named.sweep_point)
+    if not nights:
+        advice = f"Its history has further runs alone; rebuild it: nightbridge history {known[0].test_id} --rebuild"
+        raise InvalidInput("no night's own run", subject=known[0].run_key, advice=advice)
     if (chosen := named) is None:
         # Of a sweep, or of several scenarios, one that regressed or broke, where one did.
-        latest = nights_of(known)[-1].own
+        latest = nights[-1].own
         points = (row for row in known if row.night == latest.night and not row.repeat)
         chosen = next((row for row in points if row.verdict in (VerdictStatus.REGRESSED, *BROKEN)), latest)
     of_point = [row for row in known if row.sweep_point == chosen.sweep_point]

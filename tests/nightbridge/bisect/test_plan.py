@@ -26,9 +26,10 @@ from nightbridge.bisect.result import (
     stored_points,
 )
 from nightbridge.bisect.search import BisectPolicy, Failure, Levels, Measured
-from nightbridge.bisect.shift import failure_of, requested_shift
+from nightbridge.bisect.shift import SearchRequest, failure_of, find_rows, requested_shift
 from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.gate.decisions import Decision
+from nightbridge.history.history_store import put_row
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import (
     GitRepo,
@@ -291,6 +292,16 @@ def test_where_nothing_is_worse_tonight_the_change_that_was_repaired_is_searched
     rows = night_after_night([*[1.0] * 15, *[1.1] * 15, *[1.0] * 19], limit=1.05)
 
     assert requested_shift(rows, no_verdict, None).since == rows[15].night
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_history_that_has_lost_the_nights_own_runs_is_told(make_row: Row, store: DirectoryStore, named: bool) -> None:
+    further = make_row(night=night_id(1), repeat=1)
+    put_row(store, further)
+    request = SearchRequest(run_key=further.run_key if named else None)
+
+    with pytest.raises(InvalidInput, match=r"no night's own run.*nightbridge history llama3-8b --rebuild"):
+        find_rows(store, "llama3-8b", "dgx", request)
 
 
 def test_a_history_in_which_nothing_became_worse_has_nothing_to_search(rows: Sequence[HistoryRow]) -> None:
