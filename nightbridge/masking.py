@@ -41,8 +41,6 @@ MIN_LENGTH = 4
 MIN_ENCODED = 8
 """Bytes of the shortest text looked for in an encoding, with gaps or in a binary file: shorter ones occur by chance."""
 
-_WIDE = ("utf-16-le", "utf-32-le")
-
 _PARTS = (
     re.compile(r'\bpassword\s+"([^"]+)"'),
     re.compile(r'\bpassword\s+([^\s"]\S*)'),
@@ -95,9 +93,9 @@ def _known_texts(values: Iterable[str]) -> set[bytes]:
     Also in UTF-16 and UTF-32, as other languages keep texts: without the zeros that stand last or first.
     """
     known = [value for value in _with_parts(values) if len(value) >= MIN_LENGTH]
-    long = [value for value in known if len(value) >= MIN_ENCODED]
-    wide = (value.encode(form, "surrogatepass").strip(b"\0") for value in long for form in _WIDE)
-    return {*wide, *(text for value in known for text in _spellings(value))}
+    wide = ((value, form) for value in known for form in ("utf-16-le", "utf-32-le") if len(value) >= MIN_ENCODED)
+    encoded = (value.encode(form, "surrogatepass").strip(b"\0") for value, form in wide)
+    return {*encoded, *(text for value in known for text in _spellings(value))}
 
 
 def _with_parts(values: Iterable[str]) -> set[str]:
@@ -125,21 +123,19 @@ class _Texts:
         found = {text for text in texts if len(text) >= MIN_ENCODED}
         self.longest = max(map(len, found), default=0)
         self._by_word: dict[int, list[tuple[bytes, int]]] = {}
-        pairs, alone = [], []
+        pairs, alone = list[tuple[int, int]](), list[tuple[int, int]]()
         for text in found:
             for offset in range(4):
                 word, behind = (int.from_bytes(text[at : at + 4], "little") for at in (offset, offset + 4))
                 self._by_word.setdefault(word, []).append((text, offset))
-                if len(text) >= offset + 8:
-                    pairs.append((word, behind))
-                else:
-                    alone.append(word)
+                (pairs if len(text) >= offset + 8 else alone).append((word, behind))
         words = np.array(list(self._by_word), dtype="<u4")
         self._hashes, self._first_bytes, self._alone, self._pairs = np.zeros((4, 1 << 16), dtype=bool)
         self._hashes[self._hash(words)] = True
         self._first_bytes[words.view("<u2")[::2]] = True
-        self._alone[self._hash(np.array(alone, dtype="<u4"))] = True
-        self._pairs[self._hash_pairs(*np.array(pairs, dtype="<u4").reshape(-1, 2).T)] = True
+        of_pairs, of_alone = (np.array(each, dtype="<u4").reshape(-1, 2).T for each in (pairs, alone))
+        self._alone[self._hash(of_alone[0].copy())] = True
+        self._pairs[self._hash_pairs(*of_pairs)] = True
 
     def find(self, data: bytes | bytearray, size: int) -> set[tuple[int, int]]:
         """Where in the first `size` bytes the texts begin and end."""
@@ -394,8 +390,8 @@ def _maskers(secrets: Iterable[str]) -> list[_Masker]:
 
 
 TOKENS_IN_BINARY = 4 << 20
-"""Bytes at the beginning of a binary file that are searched for tokens: texts of TensorBoard and pickled arguments lie
-there, and weights behind them."""
+"""Bytes at the beginning of a binary file that are searched for tokens, and for values with gaps: texts of TensorBoard
+and pickled arguments lie there, and weights behind them."""
 
 
 class SecretFinder:
@@ -416,7 +412,10 @@ class SecretFinder:
         self._tail = (self._tail + piece[max(size - self._overlap, 0) : size])[-self._overlap :]
 
     def _holds(self, data: bytes | bytearray, size: int) -> bool:
-        return bool(self._texts.find(data, size)) or holds_token(data, size, max(min(self._unread, size), 0))
+        beginning = max(min(self._unread, size), 0)
+        joined = data[:beginning].translate(None, _SPACE)
+        found = self._texts.find(data, size) or self._texts.find(joined, len(joined))
+        return bool(found) or holds_token(data, size, beginning)
 
 
 # --- packed files ----------------------------------------------------------------------------------------------------

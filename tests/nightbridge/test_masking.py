@@ -527,6 +527,13 @@ def test_an_encoded_value_is_found_in_a_binary(shift: int, piece: int) -> None:
         assert found(b"\0" * 21 + text + b"\0" * 30, SECRETS, piece)
 
 
+@pytest.mark.parametrize("shift", range(40, 43))
+def test_a_value_with_line_breaks_is_found_near_the_beginning_of_a_binary(shift: int) -> None:
+    wrapped = base64.encodebytes(b"u" * shift + SECRETS[0].encode() + b"u" * 99)
+    assert found(b"\0" * 21 + wrapped, SECRETS, 1000)
+    assert not found(b"\0" * 21 + wrapped.replace(b"\n", b"-"), SECRETS, 1000)
+
+
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "bzip2": bz2.compress,
@@ -560,7 +567,7 @@ def test_a_secret_is_found_in_what_a_packed_file_unpacks_to(
 @pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
 def test_a_packed_file_is_looked_at_as_far_as_it_is_whole(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     """A job that was killed left the beginning of its trace."""
-    words = random.Random(1).randbytes(1 << 18).hex().encode()
+    words = random.Random(1).randbytes(1 << 19).hex().encode()
     packed = pack(words[: 1 << 18] + SECRETS[0].encode() + words)
     assert found_packed(tmp_path, packed[:-5000])
     assert not found_packed(tmp_path, packed[:5000])
