@@ -228,24 +228,25 @@ def goes_on(trial: Trial, gate: GatePolicy, most_pairs: int | None = None) -> bo
 
 def markdown(trial: Trial) -> str:
     """The answer as a comment on a pull request."""
+    headline, lost = _HEADLINES[trial.answer], [arm for arm in trial.arms if arm.status in BROKEN | NO_VALUE]
+    if trial.answer == "control fails" and all(arm.arm.role == "control" for arm in lost):
+        headline = "runs, and the control fails: there is nothing to compare with"
     pairs = format_count(len(trial.arms) // 2, "pair")
     nodes = ", ".join(sorted({arm.nodes for arm in trial.arms if arm.nodes}))
     lines = [
-        f"### nightbridge: `{trial.test_id}` {_HEADLINES[trial.answer]}",
+        f"### nightbridge: `{trial.test_id}` {headline}",
         "",
         f"Tried: {trial.change}, beside the test as its file says, in {pairs} on the same nodes.",
-        "",
-        "| metric | control | change | difference | pairs | |",
-        "|---|---:|---:|---:|---:|---|",
     ]
+    if trial.findings:
+        lines += ["", "| metric | control | change | difference | pairs | |", "|---|---:|---:|---:|---:|---|"]
     for one in trial.findings:
         metric = METRIC_BY_NAME[one.metric]
         shown = [format_value(value, metric.unit) for value in (one.control, one.new)]
         difference = format_change(one.difference if metric.lower_is_better else -one.difference)
         lines.append(f"| {metric.label} | {' | '.join(shown)} | {difference} | {one.pairs} | {one.kind} |")
-    for arm in trial.arms:
-        if arm.status in BROKEN | NO_VALUE:
-            lines += ["", f"Pair {arm.arm.pair}, {arm.arm.role}: {arm.status}: {' '.join(arm.reason.split())}"]
+    for arm in lost:
+        lines += ["", f"Pair {arm.arm.pair}, {arm.arm.role}: {arm.status}: {' '.join(arm.reason.split())}"]
     commits = {arm.arm.role: arm.commit[:12] for arm in trial.arms if arm.commit}
     pinned = ", ".join(f"{role} at Megatron-Bridge {commit}" for role, commit in commits.items())
     about = "; ".join(filter(None, (pinned, f"on {nodes}" if nodes else "", f"`{trial.trial_id}`")))

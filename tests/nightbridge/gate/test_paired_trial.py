@@ -170,6 +170,17 @@ def test_the_comment_has_a_row_for_each_metric_and_says_what_failed() -> None:
 # --- the noise of the test's own history -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [(1.0, "runs, and the control fails: there is nothing to compare with"), (FAILED, "the control fails, too")],
+)
+def test_a_change_that_runs_where_the_control_fails_is_not_said_to_fail(new: float | VerdictStatus, said: str) -> None:
+    lines = markdown(judged(TRIAL, arms([(new, FAILED)] * 2), GATE)).splitlines()
+
+    assert lines[0].endswith(said)
+    assert not any(line.startswith("| metric") for line in lines)  # a table without rows
+
+
 def test_a_history_that_scatters_lets_the_same_pairs_prove_less() -> None:
     pairs: list[tuple[float | VerdictStatus, float | VerdictStatus]] = [(1.08, 1.0)] * 4
     noisy = TRIAL.model_copy(update={"noise": {"step_time": 0.1}})
