@@ -172,6 +172,7 @@ WAITING_REASONS: dict[str, str] = {
     "Priority": "other jobs go first",
     "Resources": "next in line: it starts when enough nodes are free",
     "JobHeldUser": "held by its user: `scontrol release {job}`",
+    JobState.SPECIAL_EXIT: "its script has ended, and the site holds jobs with its exit code (RequeueExitHold)",
     "JobHeldAdmin": "held by an administrator: ask the site to `scontrol release {job}`",
     "job requeued in held state": "requeued by an operator and held: `scontrol release {job}`",
     "launch failed requeued held": "its launch failed, and Slurm holds it: `scontrol release {job}`",
@@ -196,6 +197,8 @@ _LIMIT_REACHED = re.compile(r"(Assoc|QOS)(Grp|Max)\w+")
 def waiting_words(status: JobStatus) -> str:
     """Why a job waits: Slurm's reason with its meaning, what to type, and the expected start."""
     word = status.reason.strip("()").split(",")[0]
+    if status.state is JobState.SPECIAL_EXIT and word == "JobHeldUser":  # an operator's has another reason
+        word = status.state
     meaning = WAITING_REASONS.get(word) or hopeless_advice(word) or ""
     meaning = next((text for begin, text in WAITING_REASONS.items() if not meaning and word.startswith(begin)), meaning)
     if not meaning and (limit := _LIMIT_REACHED.match(word)):
