@@ -1,11 +1,12 @@
 """Overrides against the configuration classes of each release, and of a checkout."""
 
+import difflib
 import random
 from pathlib import Path
 
 import pytest
 
-from nightbridge.launch.config_schema import ConfigSchema, released_schema
+from nightbridge.launch.config_schema import ConfigSchema, nearest_path, released_schema
 from nightbridge.launch.config_source import read_schema
 from nightbridge.launch.versions import HEAD, Version
 
@@ -198,6 +199,17 @@ def test_misspelt_fields_are_found_with_the_right_suggestion() -> None:
         assert found is not None, wrong
         right += f"did you mean {path}?" in found
     assert right >= 190
+
+
+def test_the_nearest_name_is_the_one_that_difflib_finds() -> None:
+    schema, draw = released_schema(HEAD), random.Random(7)
+
+    for path in draw.sample(schema.paths, 30):
+        place = draw.randrange(len(path))
+        misspelt = path[:place] + draw.choice(("", "x", path[place] * 2)) + path[place + draw.randrange(3) :]
+        near = difflib.get_close_matches(misspelt, schema.paths, n=1, cutoff=0.7)
+
+        assert nearest_path(misspelt, schema.paths) == near
 
 
 def test_the_literal_defaults_of_sections_whose_class_is_certain_are_read(schema: ConfigSchema) -> None:
