@@ -27,9 +27,9 @@ from nightbridge.models import (
     Violation,
 )
 from nightbridge.rules import (
-    checkpoint_rules,
     cloudai,
     config_container_compute,
+    config_container_model,
     config_container_training,
     hetero_rules,
     launcher,
@@ -63,14 +63,14 @@ from nightbridge.rules.sweep_points import (
 
 RunRules = tuple[Rule[RuleContext], ...]
 
-RULES: RunRules = rules_in(required, megatron_core, site_rules, checkpoint_rules, launcher)
+RULES: RunRules = rules_in(required, megatron_core, site_rules, launcher)
 """The rules of the normal profile."""
 
 CLOUDAI_RULES: RunRules = rules_in(cloudai)
 
 PROFILES: Mapping[Compat, RunRules] = {
     "none": RULES,
-    "cloudai": (*rules_in(required), *CLOUDAI_RULES, *rules_in(site_rules, checkpoint_rules, launcher)),
+    "cloudai": (*rules_in(required), *CLOUDAI_RULES, *rules_in(site_rules, launcher)),
 }
 """What a test's `compat` makes of sizes and CUDA graphs: our corrected rules, or CloudAI's own constraints.
 
@@ -80,7 +80,9 @@ The rules of the launcher and the site hold in both: no verdict of another tool 
 HETERO_RULES: RunRules = rules_in(site_rules, hetero_rules)
 """The rules of a heterogeneous-parallel test: the site's, and its own."""
 
-CONTAINER_RULES: tuple[Rule[ConfigContainer], ...] = rules_in(config_container_compute, config_container_training)
+CONTAINER_RULES: tuple[Rule[ConfigContainer], ...] = rules_in(
+    config_container_model, config_container_compute, config_container_training
+)
 """What Megatron-Bridge's own check of a configuration raises when the job starts, and what it lets through."""
 
 
@@ -112,9 +114,21 @@ def check_dumped(dumped: ConfigContainer, test: TestDefinition) -> tuple[tuple[V
         with suppress(InvalidInput):
             container = with_overrides(container, [override])
     before = {(found.rule, found.message) for found in check_container(dumped, gpus)}
+    if _has_new_layout(test):
+        before |= {
+            (found.rule, found.message) for found in violations_of((config_container_model.layout_agrees,), container)
+        }
     broken = (found for found in check_container(container, gpus) if (found.rule, found.message) not in before)
     placed = (with_places(found, test, test.source, _keys_of(found, written)) for found in broken)
     return tuple(placed), container_differences(dumped, container)
+
+
+def _has_new_layout(test: TestDefinition) -> bool:
+    """Whether the launcher makes a layout for the pipeline that flags set, instead of the one that was dumped."""
+    args = test.cmd_args
+    if args.get("use_recipes") or args.get("pipeline_model_parallel_layout"):
+        return False
+    return args.get("model_recipe_name") in ("deepseek_v3", "kimi_k2") and ("pp" in args or "vp" in args)
 
 
 def _keys_of(found: Violation, written: Iterable[tuple[str, str, str]]) -> list[str]:
@@ -168,9 +182,13 @@ def _tonight(test: TestDefinition, dumped: ConfigContainer) -> Iterator[tuple[st
     for key, path, value in overrides_of(test):
         yield path, key if value is None else f"{key}={value}", f"extra_cmd_args.{key}"
     nested = isinstance(dumped.table["model"].get("transformer"), Mapping)
-    for path, flag in launcher.SET_BY_FLAGS.items():
+    layout = "pipeline_model_parallel_layout"
+    performance = {} if test.cmd_args.get("use_recipes") else {f"model.{layout}": layout}
+    for path, flag in {**launcher.SET_BY_FLAGS, **performance}.items():
         given = test.cmd_args.get(flag)
-        if isinstance(given, int | float) or (isinstance(given, str) and given != "None"):
+        if isinstance(given, int | float) or (isinstance(given, str) and (given != "None" or flag == "vp")):
+            if flag == "vp" and given in (1, "None"):
+                given = None  # as the launcher passes it on
             # Since v0.6.0 all of the model's fields that flags set but one are below `model.transformer`.
             is_moved = nested and flag != "seq_length"
             field = path.replace("model.", "model.transformer.", 1) if is_moved else path

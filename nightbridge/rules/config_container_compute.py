@@ -9,6 +9,7 @@ import difflib
 import json
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from nightbridge.launch.config_container import SIZES, ConfigContainer
 from nightbridge.rules.rule import rule
@@ -20,7 +21,8 @@ _GRAPHS = "Megatron-Bridge: utils/cuda_graph.py, from 51885cf1 (v0.6.0) to 067f9
 _CORE_GRAPHS = (
     "Megatron-Core: transformer/transformer_config.py and Megatron-LM: training/models/gpt.py at 2a75ac12 (main)"
 )
-_OVERLAP = "Megatron-Bridge: CommOverlapConfig in training/comm_overlap.py, from 21b02e0c (v0.3.0) to 067f987d (main)"
+_OPTIMIZER = "Megatron-Core: optimizer/optimizer_config.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
+_SCALING = "Megatron-Core: transformer/transformer_config.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 _SWITCHES = (
     "Megatron-Core: transformer/transformer_config.py at 2a75ac12 (main), found by turning each switch of a dump over"
 )
@@ -41,67 +43,6 @@ def _world_divides(c: ConfigContainer) -> Iterator[str]:
     size = size // c.size("context_parallel_size") * context
     if c.world_size % size:
         yield f"{c.world_size} GPUs are not a multiple of TP * PP * eval_context_parallel_size = {size}; change one"
-
-
-_COUNTED = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-_ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
-
-
-@rule(
-    "container-layers",
-    UNCHECKED,
-    (*(f"model.{name}" for name in ("num_layers", *_COUNTED, *_ENDS)), "model.pipeline_model_parallel_size"),
-)
-def _layers(c: ConfigContainer) -> Iterator[str]:
-    """Megatron-Core fails on it, when the model is built."""
-    layers, stages = c.integer("model.num_layers"), c.size("pipeline_model_parallel_size")
-    virtual = c.size("virtual_pipeline_model_parallel_size")
-    ends = {f"model.{name}": count for name in _ENDS if (count := c.integer(f"model.{name}"))}
-    counted = [f"model.{name}" for name in _COUNTED if c.is_on(f"model.{name}")]
-    if not layers or c.is_on("model.pipeline_model_parallel_layout"):
-        return
-    if ends and counted:
-        yield f"{' and '.join((*ends, *counted))} exclude each other; keep one kind"
-        return
-    for name, count in ends.items():
-        if count % virtual:
-            yield f"{name} {count} is not a multiple of virtual_pipeline_model_parallel_size {virtual}; change one"
-    spread, parts = layers - sum(ends.values()) + len(counted), (stages - len(ends)) * virtual
-    if parts >= 0 and (spread % parts or spread < 1 if parts else spread):
-        less = "".join(f" - {name} {count}" for name, count in ends.items())
-        more = "".join(f" + 1 for {name}" for name in counted)
-        where = f"{parts} stages between" if ends else f"{parts} stages"
-        yield f"model.num_layers {layers}{less}{more} is not a multiple of the pipeline's {where}; write a layout"
-
-
-@rule("container-heads", UNCHECKED, ("model.num_attention_heads", "model.tensor_model_parallel_size"))
-def _heads(c: ConfigContainer) -> Iterator[str]:
-    """Tensor parallelism splits attention by heads."""
-    tensor = c.size("tensor_model_parallel_size")
-    for name in ("num_attention_heads", "num_query_groups"):
-        heads = c.integer(f"model.{name}")
-        if heads and heads % tensor and (name == "num_attention_heads" or tensor % heads):
-            yield f"model.{name} {heads} is not a multiple of tensor_model_parallel_size {tensor}; change one"
-
-
-@rule("container-experts", UNCHECKED, ("model.num_moe_experts", "model.expert_model_parallel_size"))
-def _experts(c: ConfigContainer) -> Iterator[str]:
-    """Expert parallelism gives each rank the same whole number of experts."""
-    experts, parallel = c.integer("model.num_moe_experts"), c.size("expert_model_parallel_size")
-    if parallel > 1 and not experts:
-        yield f"model.expert_model_parallel_size {parallel} needs a model with experts; write 1"
-    elif experts and experts % parallel:
-        yield f"model.num_moe_experts {experts} is not a multiple of expert_model_parallel_size {parallel}; change one"
-
-
-@rule("container-pipeline-type", UNCHECKED, ("model.pipeline_dtype", "model.pipeline_model_parallel_size"))
-def _pipeline_type(c: ConfigContainer) -> Iterator[str]:
-    """The stages of a pipeline cannot exchange activations of an unknown type."""
-    # A recipe of mixed precision that is only named sets the type when the job starts.
-    named = isinstance(c.value("mixed_precision"), str)
-    known = named or c.dtype("model.pipeline_dtype") or c.dtype("mixed_precision.pipeline_dtype")
-    if c.size("pipeline_model_parallel_size") > 1 and not known:
-        yield "a pipeline needs the dtype of the tensors between its stages: write model.pipeline_dtype"
 
 
 @rule(
@@ -236,7 +177,8 @@ def _two_precisions(c: ConfigContainer) -> Iterator[str]:
 @rule("container-aware-precision", VALIDATE, ("model.bf16", "model.fp16", "optimizer"))
 def _aware_precision(c: ConfigContainer) -> Iterator[str]:
     """The precision-aware optimizer keeps its states in types that must match the model's."""
-    if not c.is_on("optimizer.use_precision_aware_optimizer"):
+    # A recipe of mixed precision sets the types of both.
+    if not c.is_on("optimizer.use_precision_aware_optimizer") or c.is_on("mixed_precision"):
         return
     ours = [kind for kind in ("bf16", "fp16") if c.is_on(f"model.{kind}")]
     theirs = [kind for kind in ("bf16", "fp16") if c.is_on(f"optimizer.{kind}")]
@@ -248,6 +190,49 @@ def _aware_precision(c: ConfigContainer) -> Iterator[str]:
             f"optimizer.use_precision_aware_optimizer with a model in fp32 needs optimizer.{theirs[0]} = false; "
             f"or write model.{theirs[0]} = true"
         )
+
+
+_STATES = tuple(f"optimizer.{name}_dtype" for name in ("main_grads", "main_params", "exp_avg", "exp_avg_sq"))
+
+
+@rule("container-optimizer-states", _OPTIMIZER, ("optimizer",))
+def _optimizer_states(c: ConfigContainer) -> Iterator[str]:
+    """Only Adam's distributed, precision-aware form keeps its states in other types than fp32."""
+    if c.is_on("optimizer.use_precision_aware_optimizer"):
+        if (kind := c.value("optimizer.optimizer")) not in ("adam", None):
+            yield f'optimizer.use_precision_aware_optimizer needs optimizer.optimizer = "adam", not {kind}'
+        if c.value("optimizer.use_distributed_optimizer") is False:
+            yield "optimizer.use_precision_aware_optimizer needs optimizer.use_distributed_optimizer = true"
+        return
+    for path in _STATES:
+        if c.dtype(path) not in ("", "float32", "float", "fp32"):
+            yield f"{path} {c.dtype(path)} needs optimizer.use_precision_aware_optimizer = true; write it, or float32"
+
+
+def _mixed(c: ConfigContainer, name: str) -> Any:
+    """A setting of precision: the recipe of mixed precision lays its own over the model's when the job starts."""
+    recipe = c.value("mixed_precision")
+    return recipe[name] if isinstance(recipe, Mapping) and name in recipe else c.value(f"model.{name}")
+
+
+@rule("container-scaling", _SCALING, ("mixed_precision", "model"))
+def _scaling(c: ConfigContainer) -> Iterator[str]:
+    """One narrow type at a time, and scales that are known only after a step go with few other settings."""
+    if isinstance(c.value("mixed_precision"), str) or not _mixed(c, "fp8"):
+        return
+    if _mixed(c, "fp4"):
+        yield "fp8 and fp4 exclude each other; write null for one of them"
+    delayed, ends = _mixed(c, "fp8_recipe") == "delayed", _mixed(c, "first_last_layers_bf16")
+    if delayed and ends:
+        yield "fp8_recipe delayed excludes first_last_layers_bf16; switch it off, or use another fp8_recipe"
+    most = (c.integer("model.num_layers") or 0) // c.size("pipeline_model_parallel_size")
+    for name in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
+        count = _mixed(c, name)
+        if ends and most and isinstance(count, int) and not 0 <= count <= most:
+            yield f"{name} {count} must be 0 to {most}, the layers of a pipeline stage"
+    again = {"moe_act", "layernorm"}.intersection(c.names("model.recompute_modules"))
+    if delayed and again and c.value("model.recompute_granularity") == "selective":
+        yield f"fp8_recipe delayed excludes recomputing {' and '.join(sorted(again))}; remove it from recompute_modules"
 
 
 @rule("container-mxfp8-gather", VALIDATE, ("mixed_precision",))
@@ -373,6 +358,38 @@ def _graph_offload(c: ConfigContainer) -> Iterator[str]:
         yield 'model.fine_grained_activation_offloading needs model.transformer_impl = "transformer_engine"'
 
 
+_OFFLOADED = (
+    "core_attn",
+    "attn_proj",
+    "expert_fc1",
+    "fused_group_mlp",
+    "moe_act",
+    "attn_norm",
+    "mlp_norm",
+    "qkv_linear",
+)
+
+
+@rule("container-offload-modules", _SCALING, ("model.fine_grained_activation_offloading", "model.offload_modules"))
+def _offload_modules(c: ConfigContainer) -> Iterator[str]:
+    """Activations of modules wait on the host, which offloads no whole layers beside them."""
+    if not c.is_on("model.fine_grained_activation_offloading"):
+        return
+    modules = {*c.names("model.offload_modules")}
+    if c.is_on("model.cpu_offloading"):
+        yield "model.fine_grained_activation_offloading excludes model.cpu_offloading; switch one off"
+    if "attn_proj" in modules and "core_attn" not in modules:
+        yield "model.offload_modules attn_proj needs core_attn, whose output it takes; add it"
+    for module in sorted(modules.difference(_OFFLOADED)):
+        # A branch of Megatron-LM may offload more, but hardly what is nearly a name of these.
+        if near := difflib.get_close_matches(module, _OFFLOADED, n=1, cutoff=0.85):
+            yield f"model.offload_modules {module!r} is no module that is offloaded; use {near[0]}"
+    inside = sorted(modules & {"moe_act", "expert_fc1", "fused_group_mlp"})
+    recomputed = c.value("model.recompute_granularity") == "selective" and "moe" in c.names("model.recompute_modules")
+    if _is_nested(c) and inside and recomputed:
+        yield f"model.offload_modules {', '.join(inside)} are inside moe, which recompute_modules has; remove one"
+
+
 @rule("container-local-graphs", _GRAPHS, ("model.cuda_graph_impl", "model.cuda_graph_modules"))
 def _local_graphs(c: ConfigContainer) -> Iterator[str]:
     """Megatron-Bridge captures layers with Transformer Engine only; its local graphs hold the full iteration."""
@@ -426,29 +443,6 @@ def _captured(c: ConfigContainer) -> Iterator[str]:
         yield f"a CUDA graph of {' and '.join(found)} needs a model with experts; remove it"
 
 
-@rule("container-overlap", _OVERLAP, ("comm_overlap", "model"))
-def _overlap(c: ConfigContainer) -> Iterator[str]:
-    """The overlap hides the all-to-all of one micro batch behind the compute of another one."""
-    if not c.is_on("comm_overlap.overlap_moe_expert_parallel_comm"):
-        return
-    staged = c.size("pipeline_model_parallel_size") > 1
-    # v0.3 does not look at the modules, and its dumps lack this field.
-    is_newer = c.value("model.mtp_use_repeated_layer") is not None
-    broken = {
-        "model.expert_model_parallel_size > 1": c.size("expert_model_parallel_size") == 1,
-        "a virtual pipeline": staged and c.value("model.virtual_pipeline_model_parallel_size") is None,
-        "no recomputed layers": any(c.is_on(f"model.recompute_{name}") for name in ("method", "num_layers")),
-        "no moe in model.recompute_modules": is_newer and "moe" in c.names("model.recompute_modules"),
-        "model.moe_shared_expert_overlap = false": c.is_on("model.moe_shared_expert_overlap"),
-        "at most one layer of multi-token prediction": (c.integer("model.mtp_num_layers") or 0) > 1,
-        'model.moe_token_dispatcher_type "alltoall" or "flex"': c.value("model.moe_token_dispatcher_type")
-        not in ("alltoall", "flex", None),
-    }
-    for need, is_broken in broken.items():
-        if is_broken:
-            yield f"comm_overlap.overlap_moe_expert_parallel_comm needs {need}"
-
-
 # --- switches that need others ----------------------------------------------------------------------------------------
 
 
@@ -479,14 +473,22 @@ _NEEDS: Mapping[str, tuple[str, tuple[object, ...]]] = {
 }
 """Switches, and the field that each needs with its values; none for any that is set."""
 
+_NEEDED_ALWAYS = frozenset(
+    {
+        *("model.moe_enable_deepep", "model.moe_pad_expert_input_to_capacity", "model.moe_router_enable_expert_bias"),
+        *("model.fine_grained_activation_offloading", "model.use_te_activation_func"),
+        "mixed_precision.fp8_param_gather",
+    }
+)
+"""Those that every release since v0.3.0 asserts, and so of whatever file."""
+
 
 @rule("container-switch-needs", _SWITCHES, (*_NEEDS, *(needed for needed, _ in _NEEDS.values())))
 def _switch_needs(c: ConfigContainer) -> Iterator[str]:
     """A switch that is on without what it works on is an assertion, when the job starts."""
-    if not _is_nested(c):
-        return
+    is_newer = _is_nested(c)
     for switch, (needed, values) in _NEEDS.items():
-        if c.value(switch) is not True:
+        if c.value(switch) is not True or not (is_newer or switch in _NEEDED_ALWAYS):
             continue
         value = c.value(needed)
         if value not in values if values else value in (None, [], ""):
@@ -494,5 +496,5 @@ def _switch_needs(c: ConfigContainer) -> Iterator[str]:
             yield f"{switch} needs {needed}{f' = {shown}' if values else ''}; it is {json.dumps(value)}"
     quantised = isinstance(c.value("mixed_precision"), str) or any(map(c.is_on, _QUANTISED))
     for switch in ("model.moe_router_padding_for_fp8", "model.moe_router_padding_for_quantization"):
-        if c.is_on(switch) and not quantised:
+        if is_newer and c.is_on(switch) and not quantised:
             yield f"{switch} needs fp8 or fp4; switch it off, or name a recipe of mixed precision that has it"

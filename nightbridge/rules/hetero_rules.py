@@ -13,7 +13,7 @@ from nightbridge.launch.parser_source import newest_parser
 from nightbridge.launch.resources import gpus_per_node
 from nightbridge.launch.versions import HEAD
 from nightbridge.models import ClusterLimits, Image, RunSpec, Site
-from nightbridge.rules import checkpoint_rules
+from nightbridge.rules import launcher
 from nightbridge.rules.rule import RuleContext, cmd_args, is_local, rule
 
 _MIMO = "Megatron-LM: examples/mimo/training/args.py at d98e8a64 (main of August 2026)"
@@ -254,4 +254,4 @@ def _extra(run: RuleContext) -> Iterator[str]:
         yield f"extra_cmd_args.{key} is decided by [cmd_args]; write it there"
 
 
-resumes = replace(checkpoint_rules.resumes, fields=(*cmd_args("load_dir finetune"), "extra_cmd_args"))
+resumes = replace(launcher.resumes, fields=(*cmd_args("load_dir finetune"), "extra_cmd_args"))

@@ -1,4 +1,4 @@
-"""What the pinned launcher, its recipe and its configuration need and accept: flags, profiling, recipes, overrides.
+"""What the pinned launcher, its recipe and its configuration need and accept, and whether what a run saves has room.
 
 Recipes are found by reading the pinned code: importing it would need torch and a GPU.
 """
@@ -13,9 +13,12 @@ from nightbridge.launch.config_schema import ConfigSchema, unreadable
 from nightbridge.launch.flags import SPELLINGS, text_of
 from nightbridge.launch.launch_plan import RECIPE_STEPS, WANDB, unknown_flags, unsafe_values, wandb_text, wrong_choices
 from nightbridge.launch.parser_source import launcher_of
+from nightbridge.launch.resources import oversized_checkpoint, parameters_of, resumed_from, trains_adapters
 from nightbridge.launch.shipped import pinned_recipes, released_recipes
-from nightbridge.launch.versions import RELEASES, V0_6_0, is_release, version_of_ref
+from nightbridge.launch.versions import RELEASES, V0_6_0, Version, is_release, version_of_ref
+from nightbridge.models import HarvestPolicy
 from nightbridge.models.series import DEFAULTS
+from nightbridge.rules.megatron_core import EXPERTS
 from nightbridge.rules.required import has_performance_recipe, is_given
 from nightbridge.rules.rule import (
     SIZE_OVERRIDES,
@@ -27,6 +30,57 @@ from nightbridge.rules.rule import (
     pinned_schema,
     rule,
 )
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+_NIGHTS = "nightbridge: what a night stores and compares"
+
+_SIZE_FIELDS = cmd_args(
+    "model_recipe_name task optimizer_type hidden_size num_layers num_moe_experts first_k_dense_replace"
+)
+
+
+@rule("checkpoint-size", _NIGHTS, (*_SIZE_FIELDS, "harvest"))
+def _size(run: RuleContext) -> Iterator[str]:
+    """A checkpoint with optimiser state is 14 bytes or more for each parameter, and every night stores one."""
+    if run.test.harvest.checkpoint != "none" and (size := oversized_checkpoint(run.test)):
+        yield f'{size}; write harvest.checkpoint = "none", or a larger max_checkpoint_bytes'
+
+
+@rule("checkpoint-size-unknown", _NIGHTS, (*_SIZE_FIELDS, "harvest"), "warning")
+def _size_unknown(run: RuleContext) -> Iterator[str]:
+    """A checkpoint whose size nobody has estimated may fill the file system of the cluster."""
+    harvest = run.test.harvest
+    is_written = harvest.checkpoint == "none" or harvest.max_checkpoint_bytes != HarvestPolicy().max_checkpoint_bytes
+    if not is_written and not trains_adapters(run.test) and parameters_of(run.test) is None:
+        yield (
+            f"cannot tell the size of a checkpoint of {run.args.get('model_recipe_name')} from this configuration; "
+            'write harvest.checkpoint = "none", or in harvest.max_checkpoint_bytes how large it may be'
+        )
+
+
+@rule("checkpoint-interval", _NIGHTS, cmd_args("save_interval"), "warning")
+def _interval(run: RuleContext) -> Iterator[str]:
+    """A policy for several checkpoints means nothing where only one is written."""
+    kept = run.test.harvest.checkpoint
+    if kept not in ("none", "last") and not run.args.get("save_interval"):
+        yield (
+            f"harvest.checkpoint is {kept!r}, and without save_interval the run saves once, at its end; "
+            "write cmd_args.save_interval"
+        )
+
+
+@rule("resumes", _NIGHTS, (*cmd_args("load_dir"), "extra_cmd_args"), "warning")
+def resumes(run: RuleContext) -> Iterator[str]:
+    """A run that resumes from a checkpoint trains other steps than one that starts from scratch; it is no baseline."""
+    if path := resumed_from(run.test):
+        yield (
+            f"the run resumes from {path}, where another one ended, so it cannot be a baseline; "
+            "remove cmd_args.load_dir, or the override checkpoint.load, for a run that starts from scratch"
+        )
+
+
+# --- flags, profiling and recipes -------------------------------------------------------------------------------------
 
 _PROFILING = "Megatron-Bridge: ProfilingConfig in training/config.py at 067f987d (main)"
 
@@ -214,6 +268,39 @@ def _wanted(run: RuleContext) -> tuple[str, str, tuple[str, ...]] | None:
     tail = "_config" if variant in ("", "v1", "v2") else f"_{variant}_config"
     before, after = f"{recipe}_{run.args.get('task') or DEFAULTS['task']}", f"{str(gpu).lower()}_{dtype}{tail}"
     return f"{before}_{run.gpus}gpu_{after}", f"{before}_{after}", names
+
+
+_OVERRIDES_PY = "Megatron-Bridge: scripts/performance/utils/overrides.py, from 21b02e0c (v0.3.0) to 067f987d (main)"
+_DENSE_FIRST = frozenset({"deepseek_v3", "kimi_k2"})
+"""Those of them whose models list which of their layers are dense; no release has such a list of the others."""
+
+
+@rule(
+    "layers-counted",
+    _OVERRIDES_PY,
+    (*cmd_args("num_layers first_k_dense_replace model_recipe_name use_recipes"), "git_repos"),
+)
+def _layers_counted(run: RuleContext) -> Iterator[str]:
+    """The launcher counts the dense layers in a list that only some models have, and fails without one."""
+    args, recipe = run.args, str(run.args.get("model_recipe_name"))
+    if not args.get("num_layers") or args.get("first_k_dense_replace") is not None or not has_performance_recipe(run):
+        return
+    if recipe in EXPERTS.keys() - _DENSE_FIRST:
+        moved = "model.transformer.num_layers" if run.version >= V0_6_0 else "model.num_layers"
+        yield f"num_layers: the launcher fails with it for {recipe}; write the override {moved} instead"
+
+
+@rule(
+    "graph-scope-needed",
+    _OVERRIDES_PY,
+    (*cmd_args("cuda_graph_impl cuda_graph_scope use_recipes"), "git_repos"),
+    last=Version(0, 4, 1),
+)
+def _graph_scope_needed(run: RuleContext) -> Iterator[str]:
+    """The launcher goes through the scopes that are given to it, and fails where there are none."""
+    is_captured = run.graph_implementation == "transformer_engine" and not run.graph_scopes
+    if is_captured and has_performance_recipe(run):
+        yield "cuda_graph_impl transformer_engine needs a cuda_graph_scope before v0.4.2; write one, such as attn"
 
 
 @rule("recipe-known", _PERF_RECIPES, (*_FIELDS, *cmd_args("model_family_name"), "git_repos"))

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
 from nightbridge.launch.flags import items_of
-from nightbridge.launch.versions import V0_4_2, V0_5_0, V0_6_0, Version, is_release
+from nightbridge.launch.versions import V0_4_2, V0_5_0, V0_6_0, is_release
 from nightbridge.rules.cloudai import DEEPSEEK_STAGES
+from nightbridge.rules.config_container_model import layout_problem
 from nightbridge.rules.required import has_performance_recipe
 from nightbridge.rules.rule import (
     NO_GRAPHS,
@@ -28,6 +29,7 @@ _PARALLEL_STATE = "Megatron-Core: parallel_state.py and transformer_config.py at
 _MEGATRON_CORE = "Megatron-Core: transformer_config.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 _UNTIL_0_4 = "Megatron-Core: transformer_config.py, from b0cc2706 (v0.3.0) to 2edffadb (v0.4.2)"
 _SINCE_0_5 = "Megatron-Core: transformer_config.py, from d0b3b775 (v0.5.0) to 2a75ac12 (main of August 2026)"
+_LAYOUT = "Megatron-Core: pipeline_parallel_layer_layout.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 _SCHEDULER = "Megatron-Core: optimizer_param_scheduler.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 _LAUNCHER = "Megatron-Bridge: scripts/performance/utils/overrides.py, from 21b02e0c (v0.3.0) to 067f987d (main)"
 _BRIDGE_0_6 = "Megatron-Bridge: utils/cuda_graph.py, from 51885cf1 (v0.6.0) to 067f987d (main of August 2026)"
@@ -92,7 +94,7 @@ def _expert_sizes_divide(run: RuleContext) -> Iterator[str]:
 
 
 _QWEN3 = ("qwen3_30b_a3b", "qwen3_235b_a22b", "qwen3_vl_30b_a3b", "qwen3_vl_235b_a22b")
-_EXPERTS: Mapping[str, int] = {
+EXPERTS: Mapping[str, int] = {
     **dict.fromkeys(("llama3_8b", "llama3_70b", "llama31_405b", "nemotronh_56b", "wan_14b"), 0),
     **dict.fromkeys((*_QWEN3, "gpt_oss_120b", "nemotron_3_nano"), 128),
     "deepseek_v3": 256,
@@ -112,7 +114,7 @@ checkpoints' own configurations. Recipes whose number no release states are left
 def _experts_parallel(run: RuleContext) -> Iterator[str]:
     """Each rank holds the same whole number of experts, so a dense model has nothing to spread."""
     recipe, parallel = str(run.args.get("model_recipe_name")), run.layout("ep").get("ep")
-    experts = run.integer("num_moe_experts") or _EXPERTS.get(recipe)
+    experts = run.integer("num_moe_experts") or EXPERTS.get(recipe)
     if not parallel or parallel == 1 or experts is None:
         return
     written = run.shown({"ep": parallel})
@@ -227,23 +229,35 @@ def _layers_divide(run: RuleContext) -> Iterator[str]:
         )
 
 
-_DENSE_FIRST = frozenset({"deepseek_v3", "kimi_k2"})
-"""Those of them whose models list which of their layers are dense; no release has such a list of the others."""
+_LAYERS: Mapping[str, int] = {
+    "llama3_8b": 32,
+    "llama3_70b": 80,
+    "llama31_405b": 126,
+    "deepseek_v3": 61,
+    "kimi_k2": 61,
+    "qwen3_30b_a3b": 48,
+    "qwen3_235b_a22b": 94,
+    "gpt_oss_20b": 24,
+    "gpt_oss_120b": 36,
+}
+"""Layers of a recipe's decoder, of the same files; no performance recipe of a release sets another number."""
 
 
 @rule(
-    "layers-counted",
-    _LAUNCHER,
-    (*cmd_args("num_layers first_k_dense_replace model_recipe_name use_recipes"), "git_repos"),
+    "pipeline-layout",
+    _LAYOUT,
+    (*cmd_args("pipeline_model_parallel_layout pp vp num_layers model_recipe_name"), *OVERRIDDEN, "git_repos"),
 )
-def _layers_counted(run: RuleContext) -> Iterator[str]:
-    """The launcher counts the dense layers in a list that only some models have, and fails without one."""
-    args, recipe = run.args, str(run.args.get("model_recipe_name"))
-    if not args.get("num_layers") or args.get("first_k_dense_replace") is not None or not has_performance_recipe(run):
+def _pipeline_layout(run: RuleContext) -> Iterator[str]:
+    """A layout says where every layer is, so the sizes of the pipeline and the model must agree with it."""
+    layout, sizes = run.args.get("pipeline_model_parallel_layout"), run.layout("pp", "vp", "num_layers")
+    if not layout or run.args.get("use_recipes"):
         return
-    if recipe in _EXPERTS.keys() - _DENSE_FIRST:
-        moved = "model.transformer.num_layers" if run.version >= V0_6_0 else "model.num_layers"
-        yield f"num_layers: the launcher fails with it for {recipe}; write the override {moved} instead"
+    known = _LAYERS.get(str(run.args.get("model_recipe_name"))) if has_performance_recipe(run) else None
+    # A flag of 1 is passed on as None, with which the layout decides.
+    virtual = sizes.get("vp") if sizes.get("vp", 1) > 1 or "vp" in run.overridden("vp") else None
+    if problem := layout_problem(layout, sizes.get("pp"), virtual, sizes.get("num_layers", known), None):
+        yield f"pipeline_model_parallel_layout {layout!r} {problem}"
 
 
 @rule("learning-rate", _SCHEDULER, (*cmd_args("lr min_lr use_recipes"), "extra_cmd_args"))
@@ -270,8 +284,7 @@ def _graphs_on(run: RuleContext) -> bool:
 
 
 def _modules(run: RuleContext) -> frozenset[str]:
-    value = run.args.get("recompute_modules")
-    return frozenset(item.lower() for item in items_of(value)) if value else frozenset()
+    return frozenset(item.lower() for item in items_of(run.args.get("recompute_modules") or ()))
 
 
 _RECOMPUTED = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out")
@@ -347,19 +360,6 @@ def _graph_scope(run: RuleContext) -> Iterator[str]:
         yield f"cuda_graph_scope {', '.join(scopes)}: full_iteration excludes all others; remove it or the others"
     if run.graph_implementation == "transformer_engine":
         yield 'cuda_graph_scope full_iteration is not for transformer_engine; write cuda_graph_impl = "local"'
-
-
-@rule(
-    "graph-scope-needed",
-    _LAUNCHER,
-    (*cmd_args("cuda_graph_impl cuda_graph_scope use_recipes"), "git_repos"),
-    last=Version(0, 4, 1),
-)
-def _graph_scope_needed(run: RuleContext) -> Iterator[str]:
-    """The launcher goes through the scopes that are given to it, and fails where there are none."""
-    is_captured = run.graph_implementation == "transformer_engine" and not run.graph_scopes
-    if is_captured and has_performance_recipe(run):
-        yield "cuda_graph_impl transformer_engine needs a cuda_graph_scope before v0.4.2; write one, such as attn"
 
 
 @rule("local-graph-scope", _BRIDGE_0_6, cmd_args("cuda_graph_impl cuda_graph_scope"), first=V0_6_0)

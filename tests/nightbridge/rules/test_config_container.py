@@ -85,6 +85,14 @@ SHARED = {**SELECTIVE, "model.recompute_modules": ["shared_experts"], "model.moe
 OVERLAP = {"comm_overlap.overlap_moe_expert_parallel_comm": True}
 MOE_AGAIN, V4 = {"model.recompute_modules": ["moe"]}, "model.mtp_use_repeated_layer"
 CONTEXT = {"model.transformer.context_parallel_size": 2}
+LAYOUT, LAST = "model.pipeline_model_parallel_layout", "model.num_layers_in_last_pipeline_stage"
+EXPERTS = {"model.num_moe_experts": 8, "model.sequence_parallel": True}
+FLEX, PADDED = {"model.moe_token_dispatcher_type": "flex"}, {"model.moe_pad_expert_input_to_capacity": True}
+ONE = {"model.moe_router_topk": 1, "model.moe_router_score_function": "softmax"}
+GROUPS, GROUP_LIMIT = "model.moe_router_num_groups", "model.moe_router_group_topk"
+BALANCING, CAPACITY = "model.moe_router_load_balancing_type", "model.moe_expert_capacity_factor"
+DELAYED = {"mixed_precision.fp8": "hybrid", "mixed_precision.fp8_recipe": "delayed"}
+OFFLOADS = {"model.fine_grained_activation_offloading": True}
 
 BREAKS: list[tuple[str, dict[str, Any], str]] = [
     ("container-world-size", {"model.transformer.tensor_model_parallel_size": 16}, "8 GPUs are not a multiple"),
@@ -112,7 +120,106 @@ BREAKS: list[tuple[str, dict[str, Any], str]] = [
     ("container-layers", {**STAGES, COUNTED: True}, "32 + 1 for model.account_for_loss_in_pipeline_split is not a"),
     ("container-layers", {**STAGES, FIRST: 6}, "num_layers 32 - model.num_layers_in_first_pipeline_stage 6 is not a"),
     ("container-layers", {**STAGES, FIRST: 6}, "the pipeline's 3 stages between; write a layout"),
-    ("container-layers", {**STAGES, FIRST: 32}, "32 - model.num_layers_in_first_pipeline_stage 32 is not"),
+    ("container-layers", {**STAGES, FIRST: 32}, f"32 - {FIRST} 32 leaves 0 layers for 3 stages between; lower the"),
+    ("container-layers", {**STAGES, FIRST: 40}, f"32 - {FIRST} 40 leaves -8 layers for 3 stages between"),
+    ("container-layers", {**STAGES, FIRST: -2}, f"{FIRST} -2 must be at least 1; write null where the stage"),
+    ("container-layers", {**STAGES, FIRST: 0, LAST: 8}, f"{FIRST} 0 must be at least 1"),
+    ("container-layers", {FIRST: 20, LAST: 12}, "of one stage build 12 layers, not model.num_layers 32; remove them"),
+    ("container-layout", {**STAGES, LAYOUT: "Et*8|t*8|t*8L"}, "3 stages, which 4 ranks of the pipeline do not divide"),
+    ("container-layout", {**STAGES, LAYOUT: "Et*8|(t*8|)*2t*7L"}, "31 decoder layers (t), not the model's 32"),
+    ("container-layout", {**STAGES, LAYOUT: "Et*8|(t*8|)*2t*8mL"}, "1 layers of multi-token prediction (m), not the"),
+    (
+        "container-layout",
+        {**STAGES, LAYOUT: "t*8|(t*8|)*2t*8L"},
+        "must begin with the embedding (E), end with the loss",
+    ),
+    ("container-layout", {**STAGES, LAYOUT: "Et*8|(t*8|)*2t*8L", FIRST: 8}, f"layout excludes {FIRST}; keep one kind"),
+    ("container-layout", {LAYOUT: "Et*32x|L"}, "'x', which is no layer; write E, t, m, L, | and repetitions"),
+    ("container-layout", {LAYOUT: "Et*999999999999L"}, "repeats 't' 999999999999 times; write the number of layers"),
+    ("container-layout", {LAYOUT: [["embedding", "decodr"], ["loss"]]}, "'decodr', which is no layer; write embedding"),
+    (
+        "container-layout",
+        {**STAGES, LAYOUT: "Et*8|t*8|t*8|t*8L", "model.virtual_pipeline_model_parallel_size": 2},
+        "has 4 stages, not 4 * 2 of a virtual pipeline",
+    ),
+    (
+        "container-layout",
+        {**STAGES, LAYOUT: "Et*8|t*8|mt*8|t*8L", "model.mtp_num_layers": 1},
+        "decoder layers (t) behind multi-token prediction (m)",
+    ),
+    (
+        "container-layout",
+        {**STAGES, LAYOUT: "Et*16|t*16||m||||L", "model.mtp_num_layers": 1},
+        "in one stage, the last one of its rank; move it there",
+    ),
+    ("container-expert-layer", {**EXPERTS, "model.sequence_parallel": False}, "need model.sequence_parallel = true"),
+    (
+        "container-expert-layer",
+        {**EXPERTS, "model.add_bias_linear": True, "model.expert_tensor_parallel_size": 2},
+        "add_bias_linear with experts needs expert_tensor_parallel_size 1, not 2",
+    ),
+    (
+        "container-expert-layer",
+        {**EXPERTS, **FLEX, "model.moe_enable_deepep": True, "model.moe_flex_dispatcher_backend": "hybridep"},
+        "excludes moe_flex_dispatcher_backend hybridep",
+    ),
+    (
+        "container-expert-layer",
+        {**EXPERTS, **FLEX, **PADDED, "model.moe_flex_dispatcher_backend": "deepep"},
+        "moe_pad_expert_input_to_capacity excludes deepep",
+    ),
+    (
+        "container-expert-layer",
+        {**EXPERTS, "model.moe_token_dispatcher_type": "allgather", "model.variable_seq_lengths": True},
+        "variable_seq_lengths needs moe_token_dispatcher_type alltoall or flex",
+    ),
+    ("container-routing", ONE, "topk 1 needs model.moe_router_pre_softmax = true"),
+    ("container-routing", {**EXPERTS, "model.moe_router_topk": 9}, "moe_router_topk 9 is more than the 8 experts"),
+    ("container-routing", {**EXPERTS, GROUP_LIMIT: 2}, "group_topk 2 needs model.moe_router_num_groups"),
+    ("container-routing", {**EXPERTS, GROUP_LIMIT: 4, GROUPS: 2}, "group_topk 4 is more than moe_router_num_groups 2"),
+    ("container-routing", {**EXPERTS, GROUP_LIMIT: 2, GROUPS: 3}, "8 is not a multiple of moe_router_num_groups 3"),
+    (
+        "container-routing",
+        {BALANCING: ["aux_loss", "seq_aux_loss"], "model.moe_aux_loss_coeff": 0.01},
+        "moe_aux_loss_coeff must be a list of 2",
+    ),
+    ("container-routing", {CAPACITY: 1.0, BALANCING: "sinkhorn"}, "excludes moe_router_load_balancing_type sinkhorn"),
+    ("container-optimizer-states", {**AWARE, "optimizer.optimizer": "sgd"}, '= "adam", not sgd'),
+    ("container-optimizer-states", {**AWARE, "optimizer.use_distributed_optimizer": False}, "distributed_optimizer ="),
+    (
+        "container-optimizer-states",
+        {"optimizer.exp_avg_dtype": {"_target_": "torch.bfloat16"}},
+        "exp_avg_dtype bfloat16 needs optimizer.use_precision_aware_optimizer = true",
+    ),
+    ("container-scaling", {**DELAYED, "mixed_precision.fp4": "e2m1"}, "fp8 and fp4 exclude each other"),
+    (
+        "container-scaling",
+        {**DELAYED, "mixed_precision.first_last_layers_bf16": True},
+        "delayed excludes first_last_layers_bf16",
+    ),
+    (
+        "container-scaling",
+        {
+            "model.fp8": "hybrid",
+            "model.first_last_layers_bf16": True,
+            **STAGES,
+            "model.num_layers_at_start_in_bf16": 9,
+        },
+        "num_layers_at_start_in_bf16 9 must be 0 to 8, the layers of a pipeline stage",
+    ),
+    (
+        "container-scaling",
+        {**DELAYED, **SELECTIVE, "model.recompute_modules": ["layernorm", "moe_act"]},
+        "delayed excludes recomputing layernorm and moe_act",
+    ),
+    ("container-offload-modules", {**OFFLOADS, "model.cpu_offloading": True}, "excludes model.cpu_offloading"),
+    ("container-offload-modules", {**OFFLOADS, "model.offload_modules": ["attn_proj"]}, "attn_proj needs core_attn"),
+    ("container-offload-modules", {**OFFLOADS, "model.offload_modules": ["moe_acts"]}, "'moe_acts' is no module"),
+    (
+        "container-offload-modules",
+        {**OFFLOADS, **SELECTIVE, **MOE_AGAIN, "model.offload_modules": ["expert_fc1"]},
+        "expert_fc1 are inside moe, which recompute_modules has",
+    ),
     ("container-layers", {**STAGES, FIRST: 8, COUNTED: True}, "exclude each other; keep one kind"),
     (
         "container-layers",
@@ -432,6 +539,21 @@ def test_every_rule_is_broken_by_some_configuration_here() -> None:
         ("container-layers", {"model.transformer.pipeline_model_parallel_size": 3, "model.pipeline_model_parallel_layout": "Et|tL"}),
         ("container-layers", {**STAGES, "model.transformer.num_layers": 31, COUNTED: True}),
         ("container-layers", {**STAGES, FIRST: 5, "model.num_layers_in_last_pipeline_stage": 7}),
+        ("container-layers", {FIRST: 5, LAST: 32}),
+        ("container-layout", {**STAGES, LAYOUT: "Et*8|(t*8|)*2,t*8mL", "model.mtp_num_layers": 1}),
+        ("container-layout", {**STAGES, LAYOUT: "Et*8||(t*8|)*3|m|L", "model.mtp_num_layers": 1}),
+        ("container-layout", {LAYOUT: [["Embedding", *[" decoder"] * 32, "loss"]]}),
+        ("container-layout", {LAYOUT: {"_target_": "PipelineParallelLayerLayout"}}),
+        ("container-expert-layer", {**EXPERTS, "model.add_bias_linear": True}),
+        ("container-expert-layer", {"model.sequence_parallel": False}),
+        ("container-expert-layer", {**EXPERTS, **FLEX, **PADDED, "model.moe_flex_dispatcher_backend": "hybridep"}),
+        ("container-routing", {**ONE, "model.moe_router_pre_softmax": True}),
+        ("container-routing", {**ONE, BALANCING: "sinkhorn"}),
+        ("container-routing", {**EXPERTS, GROUPS: 3, CAPACITY: -1.0, BALANCING: ["aux_loss"], "model.moe_aux_loss_coeff": [0.1]}),
+        ("container-optimizer-states", {**AWARE, "optimizer.exp_avg_dtype": {"_target_": "torch.bfloat16"}}),
+        ("container-scaling", {**DELAYED, "mixed_precision.fp8": None, "mixed_precision.first_last_layers_bf16": True}),
+        ("container-scaling", {"mixed_precision": "bf16_with_fp8_delayed_scaling_mixed", "model.fp8": "hybrid", "model.fp4": "e2m1"}),
+        ("container-offload-modules", {**OFFLOADS, "model.offload_modules": ["core_attn", "attn_proj", "dense_mlp"]}),
         ("container-overlap", {**OVERLAP, **STAGES, "model.expert_model_parallel_size": 2, "model.virtual_pipeline_model_parallel_size": 2}),
         ("container-recompute", {**SELECTIVE, "model.recompute_modules": ["mla_up_proj"], "model.multi_latent_attention": True}),
         ("container-overlap", {**OVERLAP, **MOE_AGAIN, "model.expert_model_parallel_size": 2}),
@@ -440,6 +562,7 @@ def test_every_rule_is_broken_by_some_configuration_here() -> None:
         ("container-schedule-mixed", {"scheduler.lr_decay_samples": None}),
         ("container-weight-decay", {"scheduler.start_weight_decay": 0.1, "scheduler.end_weight_decay": 0.1}),
         ("container-aware-precision", {**AWARE, "optimizer.bf16": True}),
+        ("container-aware-precision", {**AWARE, "mixed_precision": "bf16_mixed"}),
         ("container-hf-export", {"checkpoint.also_save_hf_checkpoint": True, "model.hf_model_id": "meta-llama/x"}),
         ("container-graph-rng", {**TE, "model.use_te_rng_tracker": False, "model._target_": "qwen_vl.Qwen3VLMoEModelProvider"}),
         ("container-stragglers", {**STRAGGLERS, "nvrx_straggler.gpu_relative_perf_threshold": 0.7}),
@@ -472,6 +595,16 @@ def test_what_a_rule_does_not_forbid_passes(rule: str, changes: dict[str, Any]) 
 
 
 # --- what follows from the values ------------------------------------------------------------------------------------
+
+
+def test_a_switch_that_every_release_asserts_is_looked_at_in_older_files_too() -> None:
+    """Models that are built by a provider are dumped as before v0.6.0, by whatever release."""
+    table = {"moe_router_enable_expert_bias": True, "moe_router_score_function": "softmax", "moe_paged_stash": True}
+    dumped = ConfigContainer(Path("ConfigContainer.yaml"), {"model": table, "train": {}})
+
+    (found,) = (found.message for found in check_container(dumped) if found.rule == "container-switch-needs")
+
+    assert found.startswith("model.moe_router_enable_expert_bias needs model.moe_router_score_function")
 
 
 def test_the_data_parallel_size_comes_from_the_gpus_else_from_the_file() -> None:

@@ -11,6 +11,8 @@ from nightbridge.rules import check_dumped, check_test
 from nightbridge.rules.checking import check_defaults
 from tests.builders import make_test
 
+LAYOUT = "pipeline_model_parallel_layout"
+
 
 def dump(**transformer: Any) -> ConfigContainer:
     table = {
@@ -176,3 +178,26 @@ def test_what_the_dump_broke_as_well_is_not_told_for_it_ran() -> None:
     test = make_test({"num_gpus": 16, "max_steps": 50, "gb": 16, "mb": 1})
 
     assert check_dumped(dump(num_attention_heads=3, tensor_model_parallel_size=2), test) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("args", "found"),
+    [
+        ({"pp": 4, LAYOUT: "Et*15|t*15L"}, {"container-layout"}),
+        ({"pp": 2, LAYOUT: "Et*15|t*15L"}, set()),
+        ({"pp": 2, "vp": 1, LAYOUT: "Et*7|t*8|t*7|t*8L"}, set()),
+        ({"pp": 2, "vp": "None", LAYOUT: "Et*7|t*8|t*7|t*8L"}, set()),
+        ({"pp": 4}, {"container-layout"}),
+        # The launcher makes these recipes' layouts anew where a flag sets the pipeline.
+        ({"pp": 4, "model_recipe_name": "deepseek_v3"}, set()),
+        ({"pp": 4, "model_recipe_name": "deepseek_v3", LAYOUT: "Et*15|t*15L"}, {"container-layout"}),
+    ],
+)
+def test_a_layout_is_tonights_or_the_dumps_where_the_launcher_makes_no_other(
+    args: dict[str, Any], found: set[str]
+) -> None:
+    sizes = {"pipeline_model_parallel_size": 3, "virtual_pipeline_model_parallel_size": None, "pipeline_dtype": "bf16"}
+    container = dump(**sizes, pipeline_model_parallel_layout="Et*10|t*10|t*10L")
+    test = make_test({"num_gpus": 16, "max_steps": 50, "gb": 16, "mb": 1, **args}, version="v0.6.0")
+
+    assert {violation.rule for violation in check_dumped(container, test)[0]} == found

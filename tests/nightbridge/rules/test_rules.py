@@ -45,6 +45,7 @@ PP, MB = "model.pipeline_model_parallel_size", "train.micro_batch_size"
 VP = "model.virtual_pipeline_model_parallel_size"
 NEW_MODULE = {"recompute_modules": "a_new_one"}
 DEEPSEEK = {"model_family_name": "deepseek", "model_recipe_name": "deepseek_v3"}
+LAYOUT = "pipeline_model_parallel_layout"
 
 
 def broken(test: TestDefinition, limits: ClusterLimits | None = None) -> dict[str, str]:
@@ -254,6 +255,21 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("overlap-needs", {"moe_a2a_overlap": True, "recompute_num_layers": 1}, {}, "remove recompute_num_layers"),
     ("overlap-needs", {"moe_a2a_overlap": True, "recompute_modules": ["moe"]}, {}, "recomputing moe"),
     ("deepseek-layout", {**DEEPSEEK, "pp": 4, "vp": 8}, {}, "write pipeline_model_parallel_layout"),
+    ("pipeline-layout", {**DEEPSEEK, "pp": 5, LAYOUT: "Et*4|(t*4|)*14tmL"}, {}, "16 stages, which 5 ranks of the pipe"),
+    (
+        "pipeline-layout",
+        {**DEEPSEEK, "pp": 4, "vp": 2, LAYOUT: "Et*4|(t*4|)*14tmL"},
+        {},
+        "has 16 stages, not 4 * 2 of a",
+    ),
+    ("pipeline-layout", {**DEEPSEEK, LAYOUT: "Et*4|(t*4|)*14ttmL"}, {}, "62 decoder layers (t), not the model's 61"),
+    (
+        "pipeline-layout",
+        {**DEEPSEEK, "num_layers": 8, LAYOUT: "Et*4|t*5L"},
+        {},
+        "9 decoder layers (t), not the model's 8",
+    ),
+    ("pipeline-layout", {**DEEPSEEK, LAYOUT: "Et*4|(t*4|)*14dmL"}, {}, "'d', which is no layer; write E, t, m, L"),
     ("container-named", {"container_image": None}, {}, 'or "none"'),
     (
         "container-needed",
@@ -439,6 +455,11 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ("deepseek-layout", {**DEEPSEEK, "pp": 2, "vp": 8}, {}),
         ("deepseek-layout", {**DEEPSEEK, "pp": 3, "vp": 1, "pipeline_model_parallel_layout": "Et*20|t*20|t*21mL"}, {}),
         ("deepseek-layout", {**DEEPSEEK, "pp": 3}, {}),
+        ("pipeline-layout", {**DEEPSEEK, "pp": 4, "vp": 4, LAYOUT: "Et*4|(t*4|)*14tmL"}, {}),
+        ("pipeline-layout", {**DEEPSEEK, "pp": 4, "vp": 1, LAYOUT: "Et*4|(t*4|)*14tmL"}, {}),
+        ("pipeline-layout", {**DEEPSEEK, "pp": 4, "vp": "None", LAYOUT: "Et*4|(t*4|)*14tmL"}, {}),
+        ("pipeline-layout", {**DEEPSEEK, "pp": 3, "use_recipes": True, LAYOUT: "Et|tL"}, {}),
+        ("pipeline-layout", {"model_recipe_name": "qwen4", LAYOUT: "Et|tL"}, {}),
         ("batch-divides", {"mb": 1, "gb": 12, "tp": 2}, {}),
         ("batch-divides", {"mb": 1, "gb": 16, "tp": 1, "pp": 1, "cp": 1}, {}),
         ("batch-divides", {"gb": 5}, {}),
@@ -662,13 +683,13 @@ def test_a_release_with_another_megatron_lm_may_recompute_what_no_release_does()
 
 def test_the_name_that_is_nearest_to_an_unknown_override_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
-    nearest = difflib.get_close_matches
 
-    def counted(word: str, words: Sequence[str], n: int = 3, cutoff: float = 0.6) -> list[str]:
-        looked.append(word)
-        return nearest(word, words, n, cutoff)
+    class Counted(difflib.SequenceMatcher[str]):
+        def set_seq2(self, b: Sequence[str]) -> None:
+            looked.append(str(b))
+            super().set_seq2(b)
 
-    monkeypatch.setattr(difflib, "get_close_matches", counted)
+    monkeypatch.setattr(difflib, "SequenceMatcher", Counted)
 
     found = broken(make_test(extra_cmd_args={"train.global_batch_sizes": "1"}))
 
