@@ -161,7 +161,8 @@ def _loaded(path: Path, load_with: str) -> str:
     except DamagedData:
         raise
     except (PermanentError, TransientError) as error:
-        _log.warning("%s was not loaded: %s", path, error)
+        # In the record, which is masked: torch's last words may quote what it read.
+        _log.warning("%s was not loaded: the run's record says why", path)
         return f"not loaded: {error.what}"
 
 

@@ -340,7 +340,7 @@ def test_what_torch_cannot_load_is_damaged_and_not_stored_where_the_site_has_a_l
     )
 
 
-@pytest.mark.parametrize("loader", [sys.executable, "no-such-python", "sh -c 'exit 3'"])
+@pytest.mark.parametrize("loader", [sys.executable, "no-such-python", f"sh -c 'echo {TOKEN} >&2; exit 3'"])
 def test_a_loader_that_cannot_try_it_is_said_and_costs_no_checkpoint(
     directory: ObjectStore, left: LeftRun, loader: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -350,6 +350,7 @@ def test_a_loader_that_cannot_try_it_is_said_and_costs_no_checkpoint(
     assert checkpoint.state is CheckpointState.VERIFIED
     assert checkpoint.reason.startswith("not loaded: ")
     assert "iter_0000040 was not loaded: " in caplog.text
+    assert TOKEN not in checkpoint.reason + caplog.text
 
 
 def test_a_secret_inside_a_shard_leaves_its_whole_checkpoint_out(store: ObjectStore, left: LeftRun) -> None:
