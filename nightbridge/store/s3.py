@@ -96,9 +96,12 @@ class S3Store:
         if location.query or location.fragment or settings.url[-1] in "?#":
             advice = "Leave out what begins there: earlier releases have stored without it"
             raise InvalidInput("`?` and `#` cannot be part of the store's prefix", subject=settings.url, advice=advice)
-        if "@" in location.netloc:
-            subject, advice = f"s3://{location.netloc.rpartition('@')[2]}", "Set the store's access_key and secret_key"
-            raise InvalidInput("a login in the store's URL would appear in logs", subject=subject, advice=advice)
+        for address, name in ((location, "URL"), (urlsplit(settings.endpoint_url or ""), "endpoint")):
+            if "@" in address.netloc:
+                subject = f"{address.scheme}://{address.netloc.rpartition('@')[2]}"
+                advice = "Set the store's access_key and secret_key"
+                what = f"a login in the store's {name} would appear in logs"
+                raise InvalidInput(what, subject=subject, advice=advice)
         self.bucket, self.prefix = location.netloc, checked_folder(location.path.strip("/"))
         if not self.bucket:
             raise InvalidInput("the store's URL has no bucket", subject=settings.url, advice="Use s3://BUCKET/PREFIX")

@@ -191,9 +191,16 @@ def test_a_prefix_of_which_a_part_would_be_dropped_is_refused(url: str) -> None:
         open_store(StoreSettings(url=url))
 
 
-def test_a_login_in_a_stores_url_is_refused_and_not_shown() -> None:
-    with pytest.raises(InvalidInput, match="a login in the store's URL") as caught:
-        open_store(StoreSettings(url="s3://key:the-password@bucket/runs"))
+@pytest.mark.parametrize(
+    ("url", "endpoint", "name"),
+    [
+        ("s3://key:the-password@bucket/runs", None, "URL"),
+        ("s3://bucket/runs", "https://key:the-password@s3.example.com", "endpoint"),
+    ],
+)
+def test_a_login_in_a_stores_address_is_refused_and_not_shown(url: str, endpoint: str | None, name: str) -> None:
+    with pytest.raises(InvalidInput, match=f"a login in the store's {name}") as caught:
+        open_store(StoreSettings(url=url, endpoint_url=endpoint))
     assert "the-password" not in f"{caught.value} {caught.value.subject}"
 
 
