@@ -303,6 +303,24 @@ def _graph_scope_needed(run: RuleContext) -> Iterator[str]:
         yield "cuda_graph_impl transformer_engine needs a cuda_graph_scope before v0.4.2; write one, such as attn"
 
 
+_HYBRIDEP = frozenset({*_DENSE_FIRST, "qwen3_30b_a3b", "qwen3_235b_a22b", "qwen3_next_80b_a3b"})
+"""Those whose every performance recipe for racks of GB200 and newer exchanges tokens by HybridEP, as of v0.6.0."""
+
+
+@rule(
+    "hybridep-domain",
+    "Megatron-Bridge: scripts/performance/utils/overrides.py, from 51885cf1 (v0.6.0) to 067f987d (main of August 2026)",
+    (*cmd_args("ep gpu_type model_recipe_name use_recipes"), "git_repos"),
+    first=V0_6_0,
+)
+def _hybridep_domain(run: RuleContext) -> Iterator[str]:
+    """HybridEP exchanges tokens within an NVLink domain, and the launcher refuses more ranks than it has."""
+    parallel, gpu = run.integer("ep"), str(run.args.get("gpu_type")).lower()
+    is_hybrid = run.args.get("model_recipe_name") in _HYBRIDEP and has_performance_recipe(run)
+    if is_hybrid and parallel and parallel > 72 and gpu in ("gb200", "gb300", "vr200", "r100"):
+        yield f"ep {parallel} is more than the 72 GPUs of an NVLink domain of {gpu}, which HybridEP needs; lower it"
+
+
 @rule("recipe-known", _PERF_RECIPES, (*_FIELDS, *cmd_args("model_family_name"), "git_repos"))
 def _recipe_known(run: RuleContext) -> Iterator[str]:
     """The launcher imports the family's recipes by name, and takes tokenizer and CPU binding by family as well."""

@@ -270,6 +270,12 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "9 decoder layers (t), not the model's 8",
     ),
     ("pipeline-layout", {**DEEPSEEK, LAYOUT: "Et*4|(t*4|)*14dmL"}, {}, "'d', which is no layer; write E, t, m, L"),
+    (
+        "hybridep-domain",
+        {**DEEPSEEK, "ep": 128, "gpu_type": "gb300"},
+        V6,
+        "ep 128 is more than the 72 GPUs of an NVLink",
+    ),
     ("container-named", {"container_image": None}, {}, 'or "none"'),
     (
         "container-needed",
@@ -460,6 +466,10 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ("pipeline-layout", {**DEEPSEEK, "pp": 4, "vp": "None", LAYOUT: "Et*4|(t*4|)*14tmL"}, {}),
         ("pipeline-layout", {**DEEPSEEK, "pp": 3, "use_recipes": True, LAYOUT: "Et|tL"}, {}),
         ("pipeline-layout", {"model_recipe_name": "qwen4", LAYOUT: "Et|tL"}, {}),
+        ("hybridep-domain", {**DEEPSEEK, "ep": 64, "gpu_type": "gb300"}, V6),
+        ("hybridep-domain", {**DEEPSEEK, "ep": 128, "gpu_type": "h100"}, V6),
+        ("hybridep-domain", {**DEEPSEEK, "ep": 128, "gpu_type": "gb300"}, {"version": "v0.5.0"}),
+        ("hybridep-domain", {"model_recipe_name": "gpt_oss_120b", "ep": 128, "gpu_type": "gb300"}, V6),
         ("batch-divides", {"mb": 1, "gb": 12, "tp": 2}, {}),
         ("batch-divides", {"mb": 1, "gb": 16, "tp": 1, "pp": 1, "cp": 1}, {}),
         ("batch-divides", {"gb": 5}, {}),
