@@ -92,16 +92,22 @@ class S3Store:
     """
 
     def __init__(self, settings: StoreSettings, block_value: BlockValue | None = None) -> None:
-        location = urlsplit(settings.url)
+        for address, name in ((settings.url, "URL"), (settings.endpoint_url or "", "endpoint")):
+            scheme, _, rest = address.partition("://")
+            _login, has_login, host = rest.partition("/")[0].rpartition("@")
+            if has_login:
+                what, advice = (
+                    f"a login in the store's {name} would appear in logs",
+                    "Set its access_key and secret_key",
+                )
+                raise InvalidInput(what, subject=f"{scheme}://{host}", advice=advice)
+        try:
+            location = urlsplit(settings.url)
+        except ValueError as error:
+            raise InvalidInput(str(error), subject=settings.url, advice="Use s3://BUCKET/PREFIX") from error
         if location.query or location.fragment or settings.url[-1] in "?#":
             advice = "Leave out what begins there: earlier releases have stored without it"
             raise InvalidInput("`?` and `#` cannot be part of the store's prefix", subject=settings.url, advice=advice)
-        for address, name in ((location, "URL"), (urlsplit(settings.endpoint_url or ""), "endpoint")):
-            if "@" in address.netloc:
-                subject = f"{address.scheme}://{address.netloc.rpartition('@')[2]}"
-                advice = "Set the store's access_key and secret_key"
-                what = f"a login in the store's {name} would appear in logs"
-                raise InvalidInput(what, subject=subject, advice=advice)
         self.bucket, self.prefix = location.netloc, checked_folder(location.path.strip("/"))
         if not self.bucket:
             raise InvalidInput("the store's URL has no bucket", subject=settings.url, advice="Use s3://BUCKET/PREFIX")

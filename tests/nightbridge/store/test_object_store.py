@@ -204,6 +204,12 @@ def test_a_login_in_a_stores_address_is_refused_and_not_shown(url: str, endpoint
     assert "the-password" not in f"{caught.value} {caught.value.subject}"
 
 
+@pytest.mark.parametrize("settings", [{"url": "s3://[x/runs"}, {"url": "s3://b/runs", "endpoint_url": "http://[::1"}])
+def test_an_address_that_is_none_is_refused_in_words(settings: dict[str, str]) -> None:
+    with pytest.raises(InvalidInput, match="Invalid IPv6 URL"):
+        open_store(StoreSettings.model_validate(settings))
+
+
 KEY = "runs/llama/n1/llama-n1-0123456789/a1/logs/log a.out"
 AS_PATH = "runs/llama/n1/llama-n1-0123456789/a1/logs/log%20a.out"
 
