@@ -96,11 +96,8 @@ class S3Store:
             scheme, _, rest = address.partition("://")
             _login, has_login, host = rest.partition("/")[0].rpartition("@")
             if has_login:
-                what, advice = (
-                    f"a login in the store's {name} would appear in logs",
-                    "Set its access_key and secret_key",
-                )
-                raise InvalidInput(what, subject=f"{scheme}://{host}", advice=advice)
+                what = f"a login in the store's {name} would appear in logs"
+                raise InvalidInput(what, subject=f"{scheme}://{host}", advice="Set its access_key and secret_key")
         try:
             location = urlsplit(settings.url)
         except ValueError as error:
