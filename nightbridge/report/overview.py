@@ -13,7 +13,7 @@ from pydantic import Field
 from nightbridge.gate.decisions import Decision, StoredDecision, in_force, list_decisions
 from nightbridge.models import Model, Verdict, VerdictStatus, night_order
 from nightbridge.models.metrics import METRIC_BY_NAME
-from nightbridge.nights.records import Night, NightVerdict, find_nights, newest_first, verdict_since
+from nightbridge.nights.records import Night, NightEnd, NightVerdict, find_nights, newest_first, verdict_since
 from nightbridge.numbers import format_count, format_value
 from nightbridge.report.charts import NightPoint, PointKind, sparkline
 from nightbridge.report.tables import STATUS_WORDS, cause_of, gravest_first, short_reason
@@ -73,7 +73,7 @@ def overview_of_tests(store: ObjectStore, since: str = "") -> tuple[TestOverview
     judged = gravest_first(in_parallel(lambda run: verdict_since(store, *run), newest))
     gravest = {verdict.test_id: verdict for verdict in reversed(judged)}
     decided: dict[str, str] = {}
-    for one in _open_decisions(store, ends[0].night if ends else ""):
+    for one in _open_decisions(store, ends[:1]):
         verdict = gravest.get(one.decision.test_id)
         if verdict and verdict.series in ("", one.decision.series):  # not of another configuration, point or cluster
             decided[verdict.test_id] = one.text
@@ -92,14 +92,15 @@ def _open_nights(newest_first: Iterable[Night]) -> list[str]:
     return found
 
 
-def _open_decisions(store: ObjectStore, night: str) -> list[StoredDecision]:
-    """The decisions by which a level is held to be good in a night, the newest last."""
+def _open_decisions(store: ObjectStore, newest: Sequence[NightEnd]) -> list[StoredDecision]:
+    """The decisions by which a level is held to be good in the newest night, where there is one, the newest last."""
     known = [one for one in list_decisions(store) if not one.withdrawn]
     of_series: dict[tuple[str, str], list[Decision]] = {}
     for one in known:
         of_series.setdefault((one.decision.cluster, one.decision.series), []).append(one.decision)
     forced = {one for made in of_series.values() for metric in METRIC_BY_NAME for one in in_force(made, metric)}
     held = (one for one in known if one.decision.holds and one.decision in forced)
+    night = max((night_order(end.night, end.ended_at) for end in newest), default="")
     return [one for one in held if (one.decision.until or night) >= night]
 
 
@@ -155,7 +156,7 @@ def index_html(store: ObjectStore, disk: Sequence[str] = ()) -> str:
     calls = {test for test, verdict in last.items() if STATUS_WORDS[verdict.status].task}
     tests = sorted(by_test, key=lambda test: (test not in calls, order(last[test].status), test))
     open_nights = _open_nights(newest[:OVERVIEW_NIGHTS])
-    decided = _open_decisions(store, nights[-1] if nights else "")
+    decided = _open_decisions(store, ends[-1:])
     count = format_count(len(tests), "test")
     headline, tone = "No test needs attention", "good"
     if calls:

@@ -86,6 +86,15 @@ def test_a_decision_is_shown_beside_the_configuration_that_it_is_about(
     assert bool(shown(store)["llama"].decision) == bool(text)
 
 
+def test_a_night_without_a_date_ends_no_decision_that_holds_until_a_later_one(store: DirectoryStore) -> None:
+    end_night(store, "one", verdict_of("llama", "2026-11-20", PASSED))
+    end_night(store, "by hand", verdict_of("llama", "upgrade", PASSED))
+    record_decision(store, make_decision("llama", until="2099-12-31"))
+
+    assert "1 open decision" in index_html(store)
+    assert shown(store)["llama"].decision.endswith("known")
+
+
 def test_what_was_repaired_is_no_open_decision_any_more(store: DirectoryStore) -> None:
     end_night(store, "one", verdict_of("llama", "2026-11-21", PASSED))
     known = make_decision("llama")
