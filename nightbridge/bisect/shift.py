@@ -332,15 +332,23 @@ def _regressed_shift(rows: Sequence[HistoryRow], metric: str | None, decisions: 
     searched = [good_for(night, facts_of(wanted)) for night in nights] if wanted else nights
     # A user may name what has not regressed.
     nights = searched if any(night.verdict is VerdictStatus.REGRESSED for night in searched) else nights
-    regressed = [index for index, night in enumerate(nights) if night.verdict is VerdictStatus.REGRESSED]
-    good = [index for index in range(max(regressed, default=0)) if nights[index].verdict in GOOD_VERDICTS]
-    if not good:
+    own = next((night for night in reversed(nights) if night.verdict is VerdictStatus.REGRESSED), None)
+    # Where none like it was good, as of a new configuration that breaks a limit, it is what all others had.
+    alike = [night for night in nights if own and _is_comparable(night, own)]
+    nights = alike if _last_good(alike) is not None else nights
+    if (good := _last_good(nights)) is None:
         raise InvalidInput("nothing became worse", subject=rows[0].test_id if rows else "history", advice=SEE_HISTORY)
-    bad = min(index for index in regressed if index > good[-1])
+    bad = next(at for at in range(good, len(nights)) if nights[at].verdict is VerdictStatus.REGRESSED)
     facts = facts_of(wanted)
     worse = {name: change for name, change in nights[bad].worse.items() if not wanted or facts_of([name]) <= facts}
     begun = nights[bad].model_copy(update={"worse": worse})
-    return moved_shift(rows, nights, good[-1], begun, metric, decisions)
+    return moved_shift(rows, nights, good, begun, metric, decisions)
+
+
+def _last_good(nights: Sequence[HistoryRow]) -> int | None:
+    """The index of the last good night before the last one that regressed; None where there is none."""
+    last = max((at for at, night in enumerate(nights) if night.verdict is VerdictStatus.REGRESSED), default=0)
+    return max((at for at, night in enumerate(nights[:last]) if night.verdict in GOOD_VERDICTS), default=None)
 
 
 def moved_shift(

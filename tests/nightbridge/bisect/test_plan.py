@@ -185,6 +185,23 @@ def test_a_night_is_not_searched_for_a_slower_machine_or_configuration_of_long_a
     assert shift.levels.noise < 0.01
 
 
+@pytest.mark.parametrize("between", [0.6, 1.4])
+@pytest.mark.parametrize("nights", [1, 8])
+def test_a_night_on_another_machine_type_is_not_the_last_good_one(
+    night_after_night: Callable[..., list[HistoryRow]], between: float, nights: int
+) -> None:
+    rows = night_after_night([*[1.0] * 20, between, *[1.1] * nights], limit=1.05)
+    rows = [row.model_copy(update={"topology": {"GPU": "H100"}}) for row in rows]
+    other = {"topology": {"GPU": "H200"}, "verdict": VerdictStatus.PASSED, "worse": {}}
+    rows[20] = rows[20].model_copy(update=other)
+
+    shift = requested_shift(rows, no_verdict, None)
+
+    assert (shift.since, shift.good.night, shift.bad.night) == (rows[21].night, rows[19].night, rows[21].night)
+    assert isinstance(shift.levels, Levels)
+    assert shift.levels.good == pytest.approx(1.0, rel=0.002)
+
+
 def test_a_night_is_not_searched_for_a_level_that_was_accepted(
     night_after_night: Callable[..., list[HistoryRow]],
 ) -> None:
