@@ -97,9 +97,11 @@ def read_recent(store: ObjectStore, cluster: str, series: str, night: str) -> tu
     """
     for groups in (NEWEST_GROUPS, None):
         found = read_objects(store, series_folder(cluster, series), groups)
-        past = [key for key in found.keys if key.night < night]
+        # A night that is named by a word is after every date; how old it is, only its own rows say.
+        own = min((key.order for key in found.keys if key.night == night), default=night)
+        past = [key for key in found.keys if key.night < night and key.order < own]
         since = past[first_that_counts(past)].order if past else ""
-        if not found.cut or (since > found.cut and any(map(is_good, past))):
+        if not found.cut or (has_date(own) and since > found.cut and any(map(is_good, past))):
             break  # nothing that counts is older than what was read
     return found.history_rows(since)
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 
 import pytest
 
@@ -240,6 +240,17 @@ class TestNightsWithoutADate:
         assert read_recent(store, "dgx", word.series, "try-2") == (rows[0], rows[1], word, rows[2])
         assert [night.own.night for night in nights_of((word, *rows))][2:] == ["try-1", "2026-11-07"]
         assert rows_until((*rows[:2], word, rows[2]), "try-1") == (*rows[:2], word)
+
+    @pytest.mark.parametrize("at", [50, 150, 350])
+    def test_those_after_it_do_not_shorten_the_look_back_of_one_that_is_judged_again(
+        self, store: DirectoryStore, make_row: Callable[..., HistoryRow], at: int
+    ) -> None:
+        rows = TestRecentRows().nights(make_row, [VerdictStatus.PASSED] * 400)
+        day = datetime.combine(date.fromisoformat(rows[at].night), time(), UTC)
+        word = self.row_of_word(make_row, rows[0].series, 1).model_copy(update={"harvested_at": day})
+        write_generation(store, "dgx", word.series, [*rows, word], datetime.now(UTC))
+
+        assert read_recent(store, "dgx", word.series, "try-1")[0] == rows[max(0, at + 1 - LOOK_BACK)]
 
     @pytest.mark.parametrize(("day", "last"), [(6, "2026-11-07"), (8, "try-1")])
     @pytest.mark.parametrize("least", [100, 1])
