@@ -197,7 +197,8 @@ _ORDINARY = (
 )
 _AUTHORIZATION = rb"(?i:authorization)" + _ASSIGNED + rb"(?i:bearer|basic|token)[ \t]{1,3}([\w.~+/=-]{8,4096})"
 
-_LOGIN = rb"://[^/@\s:]{0,64}:(?![$<{])([^/@\s:\"']{8,256})@(?=\w)"
+# No variable, no password that is masked already, and no tag before an image's digest.
+_LOGIN = rb"://[^/@\s:]{0,64}:(?![$<{]|\*+@)([^/@\s:\"']{8,256})@(?!sha256:)(?=\w)"
 
 _SHAPES = re.compile(b"|".join((_AUTHORIZATION, _LOGIN, _TOKEN, _NAMED, _ORDINARY)))
 

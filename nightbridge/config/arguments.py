@@ -24,6 +24,9 @@ REFERENCE_PREFIXES = ("env:", "block:", "toml:")
 SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|(?:API)?KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 """Names of environment variables that hold a secret."""
 
+_BLOCK_NAME = re.compile(r"[a-z0-9]{1,20}(?:-[a-z0-9]{1,20})*")
+"""Names of blocks, of short words: one may begin as a service's tokens do, which have capitals or are longer."""
+
 _SWITCH = re.compile(r"true|false|yes|no|on|off|none|[0-9]", re.IGNORECASE)
 _PLAIN = re.compile(r"[A-Za-z]{1,7}|[+-]?[0-9.]{1,7}")
 """Numbers and short words, as in HF_HUB_DISABLE_IMPLICIT_TOKEN = "true" or MAX_TOKEN = "4096": no token or key is as
@@ -66,7 +69,8 @@ def read_secret(value: str, path: KeyPath, findings: Findings, *, variable: str 
     if value.startswith(REFERENCE_PREFIXES):
         kind, _, name = value.partition(":")
         ref = SecretRef.model_validate({"source": kind, "name": name.strip()})
-        is_none = not all(ref.name.rpartition("#")) if ref.source == "toml" else secrets.holds_secret(ref.name)
+        is_token = secrets.holds_secret(ref.name) and not _BLOCK_NAME.fullmatch(ref.name)
+        is_none = not all(ref.name.rpartition("#")) if ref.source == "toml" else is_token
         if not ref.name or is_none:
             findings.problem(
                 path, f"is not a valid secret reference; write env:{variable}, block:NAME or toml:FILE#KEY"

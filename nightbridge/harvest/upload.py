@@ -255,11 +255,12 @@ def _bytes_in_holes(file: LocalFile) -> int:
     at = unwritten = 0
     with reading(path := Path(file.source)), open_regular(path, below=file.below, buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size
-        while at < size and (hole := os.lseek(stream.fileno(), at, os.SEEK_HOLE)) < size:
-            at = min(data_from(stream.fileno(), hole), size)
-            unwritten += at - hole
-            if at == hole:  # the file system can tell no further
-                break
+        with contextlib.suppress(OSError):  # the file system cannot tell
+            while at < size and (hole := os.lseek(stream.fileno(), at, os.SEEK_HOLE)) < size:
+                at = min(data_from(stream.fileno(), hole), size)
+                unwritten += at - hole
+                if at == hole:  # nor any further
+                    break
     return unwritten
 
 

@@ -408,10 +408,17 @@ def test_what_has_the_shape_of_a_secret_is_masked_and_its_name_stays(
         b"ssh://git@git.example.org:29418/x.git, me@example.org",
         b"tcp://node1:29500, node2:29500 and s3://bucket/a:long-name@night",
         b"docker://nvcr.io#nvidia/nemo:26.06.01@sha256",
+        b"docker://ubuntu:noble-20261013@sha256:0123",
     ],
 )
 def test_what_only_resembles_a_secret_is_left(tmp_path: Path, text: bytes) -> None:
     assert masked(tmp_path, text + b"\n", []) == text + b"\n"
+
+
+def test_a_login_counts_once(tmp_path: Path) -> None:
+    """Prefect masks it, too, as in the address of its own database."""
+    (tmp_path / "log").write_bytes(b"redis://me:correct-horse@db postgresql://prefect:********@db\n")
+    assert copy_masked(tmp_path / "log", tmp_path / "copy", ["correct-horse"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,7 @@ def test_an_unknown_key_is_reported_with_its_line_and_the_nearest_known_one(writ
         ('dse_excluded_args = ["cmd_args.tp"]\n' + TEST + "tp = [1, 2]\n", "dse_excluded_args excludes it from sweeps"),
         (TEST + 'hf_token = "toml:keys.toml"\n', "hf_token: is not a valid secret reference; write env:HF_TOKEN"),
         (TEST + f'hf_token = "env:hf_{"a1B" * 11}"\n', "hf_token: is not a valid secret reference; write env:HF_TOKEN"),
+        (TEST + f'hf_token = "block:local-{"a1" * 20}"\n', "hf_token: is not a valid secret reference; write env:HF_TOKEN"),
         (TEST + '[sweep]\nfields = ["tpp"]\n', "sweep.fields[0]: 'tpp' is not a key of [cmd_args]"),
         (TEST + '[sweep]\nfields = ["tp"]\n', "sweep.fields[0]: 'tp' is not a list in [cmd_args]"),
         (TEST + '[sweep]\nmethod = "bayes"\n', "sweep.method: input should be 'grid' or 'random'"),
@@ -309,6 +310,7 @@ def test_a_literal_token_in_a_scenario_is_found_again_where_it_was_written(write
     [
         ("env:MY_TOKEN", SecretRef(source="env", name="MY_TOKEN")),
         ("block:hf-token", SecretRef(source="block", name="hf-token")),
+        ("block:nvapi-key-of-team-megatron", SecretRef(source="block", name="nvapi-key-of-team-megatron")),
     ],
 )
 def test_a_named_place_is_kept_as_a_reference_without_a_warning(write: Write, value: str, ref: SecretRef) -> None:

@@ -1,5 +1,6 @@
 """What a run may leave that is odd: empty, huge, numerous, oddly named. All of it arrives, in bounded memory."""
 
+import errno
 import gzip
 import os
 import random
@@ -164,6 +165,23 @@ def test_a_profile_that_is_mostly_a_hole_is_not_sent(tmp_path: Path, written: in
         [] if stored else [f"{size - written} of its {size} bytes were never written"]
     )
     assert [file.size for file in sent.files] == ([size] if stored else [])
+
+
+def test_a_profile_is_sent_where_the_file_system_cannot_tell_of_holes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seek = os.lseek
+
+    def without_holes(descriptor: int, at: int, whence: int) -> int:
+        if whence in (os.SEEK_HOLE, os.SEEK_DATA):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return seek(descriptor, at, whence)
+
+    profile = tmp_path / "report.nsys-rep"
+    profile.write_bytes(b"x" * 4096)
+    monkeypatch.setattr(os, "lseek", without_holes)
+    store = open_store(StoreSettings(url=f"file://{tmp_path}/store"))
+    assert send(store, tmp_path, Unit.of(profile, "profiles/report.nsys-rep", "other")).left_out == ()
 
 
 class GrowingFile:
