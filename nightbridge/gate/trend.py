@@ -21,7 +21,15 @@ from pydantic import Field
 
 from nightbridge.gate.decisions import Decision, as_decided, decision_on, is_accepted, level_start
 from nightbridge.gate.suspects import ChangedPin, CommitsBetween, changed_pins, changed_topology, with_commits
-from nightbridge.history.nightly_values import BROKEN, NightRuns, adjusted, good_runs_before, night_values, nights_of
+from nightbridge.history.nightly_values import (
+    BROKEN,
+    NightRuns,
+    adjusted,
+    good_runs_before,
+    night_values,
+    nights_of,
+    up_to,
+)
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, facts_of, good_for
 from nightbridge.models import EXIT_CODES, GOLDEN, MetricName, Model, News, Verdict, VerdictStatus
 from nightbridge.models.metrics import METRIC_BY_NAME, METRICS, Metric
@@ -367,9 +375,8 @@ def suspect_nights(
     verdict: Verdict, rows: Sequence[HistoryRow], decisions: Sequence[Decision] = ()
 ) -> tuple[HistoryRow, HistoryRow] | None:
     """The last run that was certainly good, or accepted, and the last one with which the change may have begun."""
-    nights = [
-        as_decided(night.own, decisions) for night in nights_of(row for row in rows if row.night <= verdict.night)
-    ]
+    until = [row for row in up_to(rows, verdict.night) if row.night <= verdict.night]
+    nights = [as_decided(night.own, decisions) for night in nights_of(until)]
     if not nights or nights[-1].night != verdict.night:
         return None
     regressed = set(verdict.worse)
@@ -378,7 +385,7 @@ def suspect_nights(
         facts = newest_facts(regressed, nights[:-1])
         regressed = {metric for metric in regressed if facts_of([metric]) <= facts}
         nights = [good_for(night, facts) for night in nights]
-    change = _change(verdict, regressed, rows, decisions)
+    change = _change(verdict, regressed, until, decisions)
     if change is not None:
         by_night = {row.night: row for row in nights}
         return by_night[change.last_night_before], by_night[change.latest_night]
@@ -400,12 +407,14 @@ def trends_with_commits(found: Sequence[Trend], commits_between: CommitsBetween)
 
 
 def _change(
-    verdict: Verdict, regressed: Set[str], rows: Sequence[HistoryRow], decisions: Sequence[Decision]
+    verdict: Verdict, regressed: Set[str], until: Sequence[HistoryRow], decisions: Sequence[Decision]
 ) -> LevelChange | None:
-    """The change that the verdict is about: of those that began the present levels of what regressed, the surest."""
+    """The change that the verdict is about: of those that began the present levels of what regressed, the surest.
+
+    `until`: the rows up to its night.
+    """
     if verdict.status is not VerdictStatus.REGRESSED:
         return None
-    until = [row for row in rows if row.night <= verdict.night]
     own = next((row for row in until if row.run_key == verdict.run_key), until[-1])
     known = [row for row in until if not changed_topology(row, own)]
     began = [

@@ -728,6 +728,20 @@ def test_a_night_without_a_date_is_judged_again_by_what_was_before_it(store: Dir
     assert compare_stored(store, by_hand.run_key).status is by_hand.status is VerdictStatus.PASSED
 
 
+def test_a_night_without_a_date_keeps_its_suspects_when_it_is_judged_again(
+    store: DirectoryStore, nights: Nights
+) -> None:
+    nights.run(*[1.0] * 8)
+    by_hand = nights.judge(1.1, "checked-08", datetime(2026, 9, 8, 12, tzinfo=UTC))
+    before = suspect_nights(by_hand, read_history(store, "dgx", SERIES))
+    nights.run(*[1.0] * 3)
+
+    again = suspect_nights(by_hand, read_history(store, "dgx", SERIES))
+
+    assert before is not None
+    assert again == before
+
+
 def test_a_level_that_begins_with_a_night_without_a_date_is_accepted_for_those_after_it(
     store: DirectoryStore, nights: Nights
 ) -> None:
