@@ -27,7 +27,7 @@ from pydantic import AwareDatetime, Field
 
 from nightbridge.errors import InvalidInput
 from nightbridge.history.rows import HistoryRow
-from nightbridge.models import MetricName, Model, StoredModel, VerdictStatus
+from nightbridge.models import MetricName, Model, StoredModel, VerdictStatus, night_order
 from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.store.object_store import ObjectStore, read_stored
 
@@ -151,8 +151,13 @@ def list_decisions(store: ObjectStore, cluster: str = "", series: str = "") -> t
         decision = read_stored(store, key, Decision, what=what, advice=advice)
         gone = f"{key}{WITHDRAWN}"
         withdrawn = read_stored(store, gone, Withdrawal, what=what, advice=advice) if gone in keys else None
-        found += [StoredDecision(key=key, decision=decision, withdrawn=withdrawn)] if decision else []
+        found += [StoredDecision(key=key, decision=_by_order(decision), withdrawn=withdrawn)] if decision else []
     return tuple(sorted(found, key=lambda one: one.decision.when))
+
+
+def _by_order(decision: Decision) -> Decision:
+    """The same; of a last night that an older release stored by a word it is known that it was before the decision."""
+    return decision.model_copy(update={"night": night_order(decision.night, decision.when)})
 
 
 def as_of(night: str, decisions: Sequence[Decision]) -> tuple[Decision, ...]:

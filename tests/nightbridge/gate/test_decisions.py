@@ -20,6 +20,7 @@ from nightbridge.gate.decisions import (
     Withdrawal,
     as_of,
     in_force,
+    is_accepted,
     is_left_out,
     level_start,
     list_decisions,
@@ -69,6 +70,14 @@ def test_a_decision_is_kept_with_who_when_and_why(store: DirectoryStore) -> None
     assert key.startswith(f"decisions/dgx/{SERIES}/20261201T000000")
     assert read_decisions(store, "dgx", SERIES) == (made,)
     assert made.text == ("the level since 2026-11-04 accepted as the new baseline by ann on 2026-12-01: new image")
+
+
+def test_a_night_that_an_older_release_stored_by_its_word_is_none_after_the_decision(store: DirectoryStore) -> None:
+    record_decision(store, decision("acknowledged", "2026-11-04", "checked-06"))
+
+    found = read_decisions(store, "dgx", SERIES)
+
+    assert [is_accepted(found, "step_time", night) for night in ("2026-11-06", "2026-12-02")] == [True, False]
 
 
 def test_a_decision_about_some_metrics_names_them_as_tables_do() -> None:
