@@ -393,6 +393,9 @@ TOKENS_IN_BINARY = 4 << 20
 """Bytes at the beginning of a binary file that are searched for tokens, and for values with gaps: texts of TensorBoard
 and pickled arguments lie there, and weights behind them."""
 
+_JOINED = 1 << 18
+"""Bytes that are looked at without their gaps at once."""
+
 
 class SecretFinder:
     """Looks for secrets in a binary file that is fed to it in pieces; `found` says whether there was one so far."""
@@ -413,9 +416,17 @@ class SecretFinder:
 
     def _holds(self, data: bytes | bytearray, size: int) -> bool:
         beginning = max(min(self._unread, size), 0)
-        joined = data[:beginning].translate(None, _SPACE)
-        found = self._texts.find(data, size) or self._texts.find(joined, len(joined))
+        found = self._texts.find(data, size) or self._holds_joined(data, beginning)
         return bool(found) or holds_token(data, size, beginning)
+
+    def _holds_joined(self, data: bytes | bytearray, size: int) -> bool:
+        """Whether a value with gaps is in the first `size` bytes: a little at once, as many threads do so."""
+        joined = b""
+        for at in range(0, size, _JOINED):
+            joined = joined[-self._overlap :] + data[at : min(at + _JOINED, size)].translate(None, _SPACE)
+            if self._texts.find(joined, len(joined)):
+                return True
+        return False
 
 
 # --- packed files ----------------------------------------------------------------------------------------------------
