@@ -457,7 +457,7 @@ def holds_packed(stream: BinaryIO, size: int, secrets: Iterable[str]) -> bool:
         return False
     finder, waiting, allowed = SecretFinder(secrets), bytearray(), _MAX_RATIO * size
     # What reads a packed file also closes it.
-    with _unpacking, open(os.dup(stream.fileno()), "rb", buffering=0) as packed:
+    with _unpacking, os.fdopen(os.dup(stream.fileno()), "rb", buffering=0) as packed:
         for piece in _while_sound(unpack(packed)):
             waiting += piece
             allowed -= len(piece)
