@@ -408,6 +408,7 @@ OTHERS = [
     "harvest/restore.py: open",  # what it has restored
     "locking.py: read_text",  # /proc
     "locking.py: read_text",
+    "masking.py: fdopen",  # what `open_regular` has opened
     "nights/prefect_api.py: read_text",  # Prefect's settings
     "outputs/reader_process.py: open",  # folders, without reading them
     "outputs/reader_process.py: read_text",  # /proc
