@@ -23,7 +23,7 @@ from nightbridge.gate.decisions import (
 from nightbridge.gate.evidence import Contract
 from nightbridge.gate.stored_verdicts import Rejudged, judge_again
 from nightbridge.gate.suspects import CommitsBetween, changed_topology
-from nightbridge.gate.trend import Trend, trends
+from nightbridge.gate.trend import trends
 from nightbridge.harvest.manifest import last_attempt_prefix, load_record
 from nightbridge.history.history_store import compact
 from nightbridge.history.nightly_values import up_to
@@ -117,13 +117,12 @@ def accept(
     if made := next((one for one in stored if one.when == when), None):
         return made
     decisions = as_of(rows[-1].order, stored)
-    # The level of another machine type, which the gate compares with no night of this one, is none that was left.
-    found = trends([row for row in rows if not changed_topology(row, rows[-1])], decisions=decisions)
+    found = trends(_alike(rows, rows[-1]), decisions=decisions)
     named = (trend for trend in found if not metrics or trend.metric in metrics)
     began = {row.night: row.order for row in reversed(rows)}
     begun = [began[change.night] for trend in named if (change := trend.ongoing)]
     if kind == "fixed":
-        since, last = _fault(rows, found, begun, decisions, metrics)
+        since, last = _fault(rows, begun, decisions, metrics)
     else:
         since, last = _since(rows, begun, decisions), rows[-1].order
     decision = Decision(
@@ -205,7 +204,6 @@ def _place_of(store: ObjectStore, target: str, cluster: str) -> tuple[str, str, 
 
 def _fault(
     rows: Sequence[HistoryRow],
-    found: Sequence[Trend],
     begun: Sequence[str],
     decisions: Sequence[Decision],
     metrics: Sequence[MetricName],
@@ -215,22 +213,29 @@ def _fault(
     forced = {one for name in metrics or METRIC_BY_NAME for one in in_force(decisions, name)}
     known = [one for one in decisions if one in forced and one.kind == "acknowledged" and not one.ended]
     if known and not begun and own[-1].verdict not in BAD:
-        return known[-1].since, _last_acknowledged(known[-1], found, rows) or own[-1].order
+        return known[-1].since, _last_acknowledged(known[-1], rows, decisions) or own[-1].order
     if own[-1].verdict in GOOD_VERDICTS:
         advice = "Name the last run that was worse"
         raise InvalidInput("nothing is worse at this run that could be fixed", subject=own[-1].run_key, advice=advice)
     return min([*begun, _streak(own, decisions)]), own[-1].order
 
 
-def _last_acknowledged(decision: Decision, found: Sequence[Trend], rows: Sequence[HistoryRow]) -> str:
+def _alike(rows: Sequence[HistoryRow], own: HistoryRow) -> list[HistoryRow]:
+    """The rows that the gate compares with one: the level of another machine type is none that was left."""
+    return [row for row in rows if not changed_topology(row, own)]
+
+
+def _last_acknowledged(decision: Decision, rows: Sequence[HistoryRow], decisions: Sequence[Decision]) -> str:
     """The last night whose level is rather the acknowledged one than that before it; empty where no metric is worse.
 
-    Verdicts do not tell: both levels pass.
+    Verdicts do not tell: both levels pass. It is looked for on the machine type that the decision was about.
     """
     from nightbridge.history.changepoints import DEFAULT_POLICY
 
     last, largest = "", 0.0
     began = {row.night: row.order for row in reversed(rows)}
+    own = next((row for row in reversed(rows) if row.order <= decision.night), rows[-1])
+    found = trends(_alike(rows, own), decisions=decisions)
     for trend in (trend for trend in found if decision.is_about(trend.metric)):
         metric = METRIC_BY_NAME[trend.metric]
         measured = zip(trend.nights, trend.values, strict=True)

@@ -485,6 +485,22 @@ def test_what_is_fixed_reaches_from_its_first_night_to_its_last(
     assert expected[0] > KNOWN.since or in_force([*decisions, later], "step_time") == (later,)
 
 
+def test_what_is_fixed_on_one_machine_type_ends_there_when_it_is_said_on_another(
+    slowed: Callable[..., Any], store: DirectoryStore
+) -> None:
+    _verdicts, rows = slowed(*(1.1,) * 7, *(1.0,) * 5, *(0.6,) * 3, decisions=(KNOWN,))
+    for at, row in enumerate(rows):
+        gpu = {"topology": {**row.topology, "GPU": "H100" if at < 32 else "H200"}}
+        put_row(
+            store, row.model_copy(update=gpu | ({"verdict": VerdictStatus.PASSED, "worse": {}} if at >= 27 else {}))
+        )
+    record_decision(store, KNOWN)
+
+    made = accept(store, SERIES, "fixed", who="ann", why="reverted", cluster="dgx")
+
+    assert (made.since, made.night) == (KNOWN.since, night(26))
+
+
 @pytest.mark.parametrize("decisions", [(), (KNOWN, decision("fixed", night(20), night(26), day=2))])
 def test_a_night_without_a_fault_cannot_be_marked_as_fixed(
     slowed: Callable[..., Any], store: DirectoryStore, decisions: tuple[Decision, ...]
