@@ -141,25 +141,25 @@ def changed_configuration(store: ObjectStore, record: RunRecord, history: Sequen
 
     No number is compared with another series: damage there is told, and no reason to lose the verdict.
     """
-    night = record.spec.night
-    if any(row.night < night for row in history):
+    own = row_of(record, None)
+    if any(row.night < own.night and row.order < own.order for row in history):
         return ()
     try:
-        return _change_since(store, record, night)
+        return _change_since(store, record, own)
     except DamagedData as error:
         return (f"what this configuration has changed is not known: {' '.join(str(error).split())}",)
 
 
-def _change_since(store: ObjectStore, record: RunRecord, night: str) -> tuple[str, ...]:
-    cluster, own = record.job.cluster, (record.spec.test.id, record.spec.sweep_point)
-    for series in find_series(store, record.spec.test.id, cluster)[:MAX_SERIES]:
-        good = good_runs_before(night, read_recent(store, cluster, series.series, night))
+def _change_since(store: ObjectStore, record: RunRecord, own: HistoryRow) -> tuple[str, ...]:
+    for series in find_series(store, own.test_id, own.cluster)[:MAX_SERIES]:
+        rows = read_recent(store, own.cluster, series.series, own.night)
+        good = good_runs_before(own.night, [row for row in rows if row.order < own.order])
         # Ids that differ only in what a slug leaves out are found together.
-        is_same = good and (good[-1].test_id, good[-1].sweep_point) == own
+        is_same = good and (good[-1].test_id, good[-1].sweep_point) == (own.test_id, own.sweep_point)
         before = load_record(store, good[-1].prefix) if is_same else None
         if before and (changes := requested_changes(before, record)):
             named = ", ".join(f"{one.name} {one.before or 'unset'} → {one.after or 'unset'}" for one in changes)
-            against = beside(good[-1], row_of(record, None))
+            against = beside(good[-1], own)
             return (f"the configuration changed since {good[-1].night}, {named}: against that night {against}",)
     return ()
 

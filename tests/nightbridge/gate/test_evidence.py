@@ -1,7 +1,7 @@
 """What the gate takes into account besides the last good runs: limits, the canary, the nodes, all nights together."""
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -290,6 +290,22 @@ def test_a_new_series_says_which_key_began_it_and_how_the_one_before_compares(
         "the configuration changed since 2026-11-09, $NCCL_ALGO unset → Ring, cmd_args.mb unset → 2: against that night "
         "step time +5.0 %, throughput ±0.0 %, peak memory ±0.0 %, final loss ±0.0 %"
     )
+
+
+def test_a_series_that_a_night_without_a_date_began_changed_what_was_before_that_night(
+    store: DirectoryStore, make_record: Records, commit: Callable[..., RunRecord]
+) -> None:
+    begun = {"series": "llama3-8b-aaaaaaaaaaaa"}
+    ring = {"extra_env_vars": {"NCCL_ALGO": "Ring"}}
+    at = datetime(2026, 11, 9, 12, tzinfo=UTC)
+    by_hand = make_record(night="try-ring09", **ring).model_copy(update={**begun, "harvested_at": at})
+    later = make_record(night="2026-11-11", **ring).model_copy(update=begun)
+    for record in (make_record(night="2026-11-09"), make_record(night="2026-11-10"), later):
+        put_row(store, row_of(commit(store, record), compare(record, ())))
+
+    (told,) = gather_evidence(store, by_hand, history=[row_of(later, compare(later, ()))]).split
+
+    assert told.startswith("the configuration changed since 2026-11-09, $NCCL_ALGO unset → Ring: ")
 
 
 def test_the_first_series_of_a_test_and_another_point_of_its_sweep_say_nothing(
