@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl
 
 from botocore import exceptions as aws
 
-from nightbridge.errors import DamagedData, TransientError
+from nightbridge.errors import DamagedData, PermanentError, TransientError
 from nightbridge.store.checksum import PART_SIZE, FileSource, part_size
 from nightbridge.store.s3_client import REQUESTS, NotS3Response, UploadGone, error_code, http_status, s3_errors
 
@@ -218,6 +218,12 @@ class Uploader:
                 raise
             if recorded_checksum(answer) != (source.sha256, source.digest.part_size) and plain_etag(answer) != expected:
                 raise
+        except PermanentError as error:
+            if upload.checksums is not None:
+                raise
+            # SeaweedFS tells of no checksum, and refuses an upload of which some parts have one and others none.
+            self._abort(key, upload.id)
+            raise UploadGone("cannot be resumed", subject=self._url(key), advice="It is sent anew") from error
         # Ceph and others do not give an object the tags that its upload was created with.
         self.tag(key)
         # Ceph's answer has no ETag.

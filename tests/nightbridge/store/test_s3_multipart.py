@@ -105,6 +105,22 @@ def test_an_interrupted_upload_goes_on_and_sends_no_part_again(
     assert unfinished(server, store) == []
 
 
+def test_an_interrupted_upload_that_the_server_does_not_complete_is_sent_anew(
+    seaweedfs: S3Server, settings_of: Any, shard: Path, impatient: None
+) -> None:
+    """SeaweedFS lists no checksums, and refuses an upload of which some parts came with one and others without."""
+    store = S3Store(settings := settings_of("seaweedfs"))
+    with proxy_to(seaweedfs.endpoint_url) as proxy:
+        proxy.before = refuse_part(4, s3_error(400, "ExpiredToken"))
+        with pytest.raises(TransientError, match="credentials have expired"):
+            behind(proxy, settings).put_file("c/shard", FileSource(shard))
+
+    store.put_file("c/shard", FileSource(shard))
+
+    assert store.get("c/shard") == shard.read_bytes()
+    assert unfinished(seaweedfs, store) == []
+
+
 def test_where_etags_are_no_md5s_the_kept_checksums_tell_which_parts_are_there(
     ministack: S3Server, settings_of: Any, shard: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
