@@ -21,7 +21,7 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import quote, quote_plus
@@ -87,24 +87,23 @@ def _spellings(value: str) -> Iterator[bytes]:
             yield from (encoded, quote(encoded, safe="").encode())
 
 
-def _known_texts(values: Iterable[str]) -> set[bytes]:
+def _known_texts(values: Collection[str]) -> set[bytes]:
     """Every spelling of the values, and of those parts of them that are secrets by themselves.
 
     Also in UTF-16 and UTF-32, as other languages keep texts: without the zeros that stand last or first.
     """
-    known = [value for value in _with_parts(values) if len(value) >= MIN_LENGTH]
+    parts = {part for value in values for found in _PARTS for part in found.findall(value)}
+    known = [each for each in {*values, *parts, *map(os.path.expandvars, parts)} if len(each) >= MIN_LENGTH]
     wide = ((value, form) for value in known for form in ("utf-16-le", "utf-32-le") if len(value) >= MIN_ENCODED)
     encoded = (value.encode(form, "surrogatepass").strip(b"\0") for value, form in wide)
     return {*encoded, *(text for value in known for text in _spellings(value))}
 
 
-def _with_parts(values: Iterable[str]) -> set[str]:
-    parts = {part for value in values for found in _PARTS for part in found.findall(value)}
-    return {*values, *parts, *map(os.path.expandvars, parts)}
-
-
 _MULTIPLIER = 2654435761
 """Knuth's, for multiplicative hashing."""
+
+_BLOCK = 1 << 18
+"""Bytes that are looked at in one piece: what numpy makes of them stays in the processor's cache."""
 
 
 class _Texts:
@@ -114,8 +113,6 @@ class _Texts:
     texts have at one of four offsets: by a hash of 16 bits, then by their first two bytes, then with the word behind
     them, since small integers are like letters of UTF-32; the rest is compared.
     """
-
-    _BLOCK = 1 << 18  # bytes: what numpy makes of them stays in the processor's cache
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         import numpy as np  # slow to import, and not needed to look secrets up
@@ -142,8 +139,8 @@ class _Texts:
         import numpy as np
 
         found = set()
-        for begin in range(0, size - 3 if self._by_word else 0, self._BLOCK):
-            words = np.frombuffer(data, "<u4", min(self._BLOCK, size - begin) // 4, begin)
+        for begin in range(0, size - 3 if self._by_word else 0, _BLOCK):
+            words = np.frombuffer(data, "<u4", min(_BLOCK, size - begin) // 4, begin)
             likely = np.flatnonzero(self._hashes.take(self._hash(words)))
             likely = likely[self._first_bytes.take(words[likely].view("<u2")[::2])]
             for index in likely[self._may_go_on(words, likely)].tolist():
@@ -276,9 +273,6 @@ class _Pieces:
         return (words * words.dtype.type(_MULTIPLIER)) >> words.dtype.type(12)
 
 
-_Find = Callable[[bytes, int], Iterator[Found]]
-
-
 class _Values:
     """Finds known values in a text, also with gaps in them."""
 
@@ -359,7 +353,7 @@ class _Masker:
     `SHAPE_CONTEXT` bytes before it and one behind it. State: what is not yet decided, and the bytes before that.
     """
 
-    def __init__(self, find: _Find, longest: int) -> None:
+    def __init__(self, find: Callable[[bytes, int], Iterator[Found]], longest: int) -> None:
         self._find, self._reach = find, longest + 1
         self._waiting, self._decided, self.found = b"", 0, 0
 
@@ -393,9 +387,6 @@ TOKENS_IN_BINARY = 4 << 20
 """Bytes at the beginning of a binary file that are searched for tokens, and for values with gaps: texts of TensorBoard
 and pickled arguments lie there, and weights behind them."""
 
-_JOINED = 1 << 18
-"""Bytes that are looked at without their gaps at once."""
-
 
 class SecretFinder:
     """Looks for secrets in a binary file that is fed to it in pieces; `found` says whether there was one so far."""
@@ -422,8 +413,8 @@ class SecretFinder:
     def _holds_joined(self, data: bytes | bytearray, size: int) -> bool:
         """Whether a value with gaps is in the first `size` bytes: a little at once, as many threads do so."""
         joined = b""
-        for at in range(0, size, _JOINED):
-            joined = joined[-self._overlap :] + data[at : min(at + _JOINED, size)].translate(None, _SPACE)
+        for at in range(0, size, _BLOCK):
+            joined = joined[-self._overlap :] + data[at : min(at + _BLOCK, size)].translate(None, _SPACE)
             if self._texts.find(joined, len(joined)):
                 return True
         return False
@@ -450,8 +441,7 @@ def holds_packed(stream: BinaryIO, size: int, secrets: Iterable[str]) -> bool:
     Raises:
         OSError: The file cannot be read. One that is damaged is looked at as far as it can be unpacked.
     """
-    head = stream.read(max(map(len, _UNPACKERS)))
-    stream.seek(0)
+    head = os.pread(stream.fileno(), max(map(len, _UNPACKERS)), 0)
     unpack = next((each for magic, each in _UNPACKERS.items() if head.startswith(magic)), None)
     if unpack is None:
         return False
@@ -474,10 +464,8 @@ def holds_packed(stream: BinaryIO, size: int, secrets: Iterable[str]) -> bool:
 def _while_sound(pieces: Iterator[bytes]) -> Iterator[bytes]:
     try:
         yield from pieces
-    except (EOFError, ValueError, zlib.error, lzma.LZMAError):
-        return
-    except OSError as error:
-        if error.errno:  # of the file system, and not of what is in the file
+    except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
+        if isinstance(error, OSError) and error.errno:  # of the file system, and not of what is in the file
             raise
 
 

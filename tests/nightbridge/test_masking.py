@@ -539,7 +539,7 @@ def test_an_encoded_value_is_found_in_a_binary(shift: int, piece: int) -> None:
 def test_a_value_with_line_breaks_is_found_near_the_beginning_of_a_binary(
     monkeypatch: pytest.MonkeyPatch, shift: int, at_once: int
 ) -> None:
-    monkeypatch.setattr(masking, "_JOINED", at_once)
+    monkeypatch.setattr(masking, "_BLOCK", at_once)
     wrapped = base64.encodebytes(b"u" * shift + SECRETS[0].encode() + b"u" * 99)
     assert found(b"\0" * 21 + wrapped, SECRETS, 1000)
     assert not found(b"\0" * 21 + wrapped.replace(b"\n", b"-"), SECRETS, 1000)
