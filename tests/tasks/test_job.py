@@ -461,13 +461,18 @@ def test_a_job_that_never_started_for_another_reason_gets_no_other_one(tmp_path:
 # --- how a job in the queue is told ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", ["PENDING", "REQUEUE_HOLD", "SPECIAL_EXIT"])
-def test_a_job_in_the_queue_says_since_when_and_what_to_type(state: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("PENDING", "held by its user: `scontrol release 7`"),
+        ("REQUEUE_HOLD", "held by its user: `scontrol release 7`"),
+        ("SPECIAL_EXIT", "its script has ended, and the site holds jobs with its exit code (RequeueExitHold)"),
+    ],
+)
+def test_a_job_in_the_queue_says_since_when_and_what_to_type(state: str, words: str) -> None:
     (held,) = parse_squeue(f"7|{state}|2026-11-23T14:34:46|N/A|N/A||JobHeldUser|job")
 
-    assert state_of(held) == (
-        f"{state} since 2026-11-23 14:34 UTC (JobHeldUser, held by its user: `scontrol release 7`)"
-    )
+    assert state_of(held) == f"{state} since 2026-11-23 14:34 UTC (JobHeldUser, {words})"
 
 
 def test_a_job_that_runs_says_no_old_reason() -> None:
