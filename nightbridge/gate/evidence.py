@@ -142,7 +142,7 @@ def changed_configuration(store: ObjectStore, record: RunRecord, history: Sequen
     No number is compared with another series: damage there is told, and no reason to lose the verdict.
     """
     own = row_of(record, None)
-    if any(row.night < own.night and row.order < own.order for row in history):
+    if any(row.is_before(own) for row in history):
         return ()
     try:
         return _change_since(store, record, own)
@@ -153,7 +153,7 @@ def changed_configuration(store: ObjectStore, record: RunRecord, history: Sequen
 def _change_since(store: ObjectStore, record: RunRecord, own: HistoryRow) -> tuple[str, ...]:
     for series in find_series(store, own.test_id, own.cluster)[:MAX_SERIES]:
         rows = read_recent(store, own.cluster, series.series, own.night)
-        good = good_runs_before(own.night, [row for row in rows if row.order < own.order])
+        good = good_runs_before(own.night, [row for row in rows if row.is_before(own)])
         # Ids that differ only in what a slug leaves out are found together.
         is_same = good and (good[-1].test_id, good[-1].sweep_point) == (own.test_id, own.sweep_point)
         before = load_record(store, good[-1].prefix) if is_same else None

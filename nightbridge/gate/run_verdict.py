@@ -191,9 +191,7 @@ def verdict_for_invalid(test: InvalidTest, scenario: str, night: str) -> Verdict
 def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[NightRuns, ...]:
     """The nights that count, oldest first, tonight last: its own run, and its confirming re-runs."""
     own = row_of(record, None)
-    # A night that is named by a word is after every date by its name; what came later has no part in it.
-    earlier = (row for row in history if row.night < own.night and row.order < own.order)
-    comparable = (row for row in earlier if not changed_topology(row, own))
+    comparable = (row for row in history if row.is_before(own) and not changed_topology(row, own))
     past = sorted(comparable, key=lambda row: (row.night, row.harvested_at))
     nights = nights_of(past[first_that_counts(past) :], own.iteration)
     # Where the cluster has the levels holds until a control arm says otherwise.

@@ -107,6 +107,13 @@ class HistoryRow(StoredModel):
         """What the rows of several nights sort by."""
         return night_order(self.night, self.harvested_at)
 
+    def is_before(self, other: "HistoryRow") -> bool:
+        """Whether its night is an earlier one than another's, in time and by name.
+
+        A night that is named by a word is after every date by its name, and what came later has no part in it.
+        """
+        return self.night < other.night and self.order < other.order
+
     @property
     def pins(self) -> dict[str, Pin]:
         """What its repositories were pinned to, by their names for people."""
