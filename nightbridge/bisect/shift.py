@@ -14,7 +14,7 @@ from nightbridge.bisect.search import BisectPolicy, Failure, Levels
 from nightbridge.errors import InvalidInput
 from nightbridge.gate.decisions import Decision, as_decided, as_of, is_left_out, read_decisions
 from nightbridge.gate.suspects import changed_topology
-from nightbridge.gate.trend import failure_signature, newest_facts, trends
+from nightbridge.gate.trend import Trend, failure_signature, newest_facts, trends
 from nightbridge.history.nightly_values import BROKEN, night_value, nights_of, rows_until
 from nightbridge.history.reading import find_series, read_history
 from nightbridge.history.rows import (
@@ -208,12 +208,12 @@ def find_shift(rows: Sequence[HistoryRow], metric: str | None = None, decisions:
     # What another configuration or other nodes had is no level that the latest night has left.
     latest = nights_of(rows)[-1].own if worse_now else None
     counted = [row for row in rows if _is_comparable(row, latest)] if latest else rows
-    searched = [trend for trend in trends(counted, decisions) if metric in (None, trend.metric)]
+    searched = _trends_of(counted, metric, decisions)
     changes = [each.ongoing for each in searched if each.ongoing and (not worse_now or each.metric in worse_now)]
     if not changes and worse_now.isdisjoint(each.metric for each in searched):
         # What became worse last may have been repaired since.
-        counted = rows
-        searched = [trend for trend in trends(rows, decisions) if metric in (None, trend.metric)]
+        if latest:
+            counted, searched = rows, _trends_of(rows, metric, decisions)
         changes = [change for each in searched for change in each.changes if change.worse]
     if not changes:
         return _regressed_shift(rows, metric, decisions)
@@ -222,6 +222,10 @@ def find_shift(rows: Sequence[HistoryRow], metric: str | None = None, decisions:
     good, bad = nights[change.last_night_before], nights[change.latest_night]
     found = metric_named(change.metric)._replace(field=change.statistic)
     return _metric_shift(counted, found, change.night, good, bad, change.before, change.after)
+
+
+def _trends_of(rows: Sequence[HistoryRow], metric: str | None, decisions: Sequence[Decision]) -> list[Trend]:
+    return [trend for trend in trends(rows, decisions) if metric in (None, trend.metric)]
 
 
 def _is_comparable(row: HistoryRow, own: HistoryRow) -> bool:
