@@ -119,8 +119,8 @@ def accept(
     decisions = as_of(rows[-1].order, stored)
     found = trends(_alike(rows, rows[-1]), decisions=decisions)
     named = (trend for trend in found if not metrics or trend.metric in metrics)
-    began = {row.night: row.order for row in reversed(rows)}
-    begun = [began[change.night] for trend in named if (change := trend.ongoing)]
+    orders = _orders_of(rows)
+    begun = [orders[change.night] for trend in named if (change := trend.ongoing)]
     if kind == "fixed":
         since, last = _fault(rows, begun, decisions, metrics)
     else:
@@ -225,6 +225,11 @@ def _alike(rows: Sequence[HistoryRow], own: HistoryRow) -> list[HistoryRow]:
     return [row for row in rows if not changed_topology(row, own)]
 
 
+def _orders_of(rows: Sequence[HistoryRow]) -> dict[str, str]:
+    """Each night's order: that of its first run."""
+    return {row.night: row.order for row in reversed(rows)}
+
+
 def _last_acknowledged(decision: Decision, rows: Sequence[HistoryRow], decisions: Sequence[Decision]) -> str:
     """The last night whose level is rather the acknowledged one than that before it; empty where no metric is worse.
 
@@ -233,13 +238,13 @@ def _last_acknowledged(decision: Decision, rows: Sequence[HistoryRow], decisions
     from nightbridge.history.changepoints import DEFAULT_POLICY
 
     last, largest = "", 0.0
-    began = {row.night: row.order for row in reversed(rows)}
+    orders = _orders_of(rows)
     own = next((row for row in reversed(rows) if row.order <= decision.night), rows[-1])
     found = trends(_alike(rows, own), decisions=decisions)
     for trend in (trend for trend in found if decision.is_about(trend.metric)):
         metric = METRIC_BY_NAME[trend.metric]
         measured = zip(trend.nights, trend.values, strict=True)
-        values = {began[night]: value for night, value in measured if value is not None}
+        values = {orders[night]: value for night, value in measured if value is not None}
         before = [value for night, value in values.items() if night < decision.since][-NIGHTS_BEFORE:]
         known = [value for night, value in values.items() if decision.since <= night <= decision.night]
         if not before or not known:
