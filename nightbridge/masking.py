@@ -120,19 +120,21 @@ class _Texts:
         found = {text for text in texts if len(text) >= MIN_ENCODED}
         self.longest = max(map(len, found), default=0)
         self._by_word: dict[int, list[tuple[bytes, int]]] = {}
-        pairs, alone = list[tuple[int, int]](), list[tuple[int, int]]()
+        pairs, alone = list[tuple[int, int]](), list[int]()
         for text in found:
             for offset in range(4):
-                word, behind = (int.from_bytes(text[at : at + 4], "little") for at in (offset, offset + 4))
+                word = int.from_bytes(text[offset : offset + 4], "little")
                 self._by_word.setdefault(word, []).append((text, offset))
-                (pairs if len(text) >= offset + 8 else alone).append((word, behind))
+                if len(text) >= offset + 8:
+                    pairs.append((word, int.from_bytes(text[offset + 4 : offset + 8], "little")))
+                else:
+                    alone.append(word)
         words = np.array(list(self._by_word), dtype="<u4")
         self._hashes, self._first_bytes, self._alone, self._pairs = np.zeros((4, 1 << 16), dtype=bool)
         self._hashes[self._hash(words)] = True
         self._first_bytes[words.view("<u2")[::2]] = True
-        of_pairs, of_alone = (np.array(each, dtype="<u4").reshape(-1, 2).T for each in (pairs, alone))
-        self._alone[self._hash(of_alone[0].copy())] = True
-        self._pairs[self._hash_pairs(*of_pairs)] = True
+        self._alone[self._hash(np.array(alone, dtype="<u4"))] = True
+        self._pairs[self._hash_pairs(*np.array(pairs, dtype="<u4").reshape(-1, 2).T)] = True
 
     def find(self, data: bytes | bytearray, size: int) -> set[tuple[int, int]]:
         """Where in the first `size` bytes the texts begin and end."""
