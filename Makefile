@@ -17,6 +17,9 @@ PARTS := slurm or s3 or registry or prefect or embedded or launcher or random_ki
 # The quick tests that import Prefect, which takes as long as collecting all others.
 WITH_PREFECT := tests/blocks tests/tasks tests/nightbridge/cli tests/examples/test_demo.py tests/nightbridge/slurm/test_patience.py tests/nightbridge/test_errors.py tests/test_docs.py
 
+# Each of the long counts is a target of its own, so that one that fails costs none of the others its hours.
+SOAKS := soak-newest-prefect soak-submission soak-fuzz soak-kills soak-restore soak-stages soak-month
+
 # What no worker of pytest finds compiled it compiles itself, as every process that a test starts does.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -24,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: help require install lock demo check quick quick-with-prefect test docs lint soak soak-newest-prefect bench server deploy worker night clean clean-all
+.PHONY: help require install lock demo check quick quick-with-prefect test docs lint soak $(SOAKS) bench server deploy worker night clean clean-all
 
 help:
 	@echo "make demo     the whole pipeline on this machine, from nothing"
@@ -110,12 +113,25 @@ soak-newest-prefect: install
 	$(VENV)/newest/bin/prefect version
 	$(VENV)/newest/bin/pytest tests/blocks tests/tasks tests/flows tests/nights --ignore tests/nights/test_soak.py
 
-soak: soak-newest-prefect
+soak: install
+	@$(MAKE) --no-print-directory --keep-going --jobs 1 $(SOAKS)
+
+soak-submission: install
 	NIGHTBRIDGE_SEEDS=500 $(BIN)/pytest -s tests/nightbridge/slurm/test_soak.py
+
+soak-fuzz: install
 	NIGHTBRIDGE_FUZZ=100 $(BIN)/pytest -s tests/test_fuzz.py
+
+soak-kills: install
 	NIGHTBRIDGE_SEEDS=200 $(BIN)/pytest -m random_kill --timeout 7200 --ignore tests/nightbridge/slurm/test_soak.py
+
+soak-restore: install
 	$(BIN)/python benchmarks/restore.py --files 0 --small 0 --gib 0 --times 1000
+
+soak-stages: install
 	NIGHTBRIDGE_EVERY_STAGE=1 $(BIN)/pytest -s tests/nights tests/flows/test_endings.py tests/flows/test_attribute_axes.py tests/flows/test_control_arm.py tests/nightbridge/harvest/test_faults.py tests/nightbridge/test_any_file.py --ignore tests/nights/test_soak.py
+
+soak-month: install
 	NIGHTBRIDGE_SOAK_NIGHTS=30 NIGHTBRIDGE_SOAK_TESTS=6 $(BIN)/pytest -s tests/nights/test_soak.py
 
 bench: install

@@ -155,6 +155,25 @@ def test_the_real_parts_are_installed_before_the_first_test(target: str) -> None
     assert "tests/real/packages.py" in shown.partition("bin/pytest")[0]
 
 
+def test_a_long_count_that_fails_costs_none_of_the_others_its_hours(tmp_path: Path) -> None:
+    for name in ("python", "uv", "prefect", "pytest"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho ran {name} "$@"\n[ {name} != pytest ]\n')
+        (tmp_path / name).chmod(0o755)
+    newest = tmp_path / "newest" / "bin"
+    newest.mkdir(parents=True)
+    for name in ("prefect", "pytest"):
+        (newest / name).symlink_to(tmp_path / name)
+    (tmp_path / ".installed").touch()
+    command = [str(shutil.which("make")), f"BIN={tmp_path}", f"VENV={tmp_path}", "soak"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    counted = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+    ran = [line for line in counted.stdout.splitlines() if line.startswith("ran")]
+    assert counted.returncode != 0
+    assert sum(line.startswith("ran pytest") for line in ran) == 6, "each fails"
+    assert any("benchmarks/restore.py" in line for line in ran)
+
+
 def test_clean_keeps_the_store_and_clean_all_asks(tmp_path: Path) -> None:
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
     kept = tmp_path / ".nightbridge" / "store" / "nights" / "2026-11-21"
