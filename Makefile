@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 
-.PHONY: help require install lock demo check quick quick-with-prefect test docs lint soak $(SOAKS) bench server deploy worker night clean clean-all
+.PHONY: help require install lock demo check quick quick-with-prefect test whole docs lint soak $(SOAKS) bench server deploy worker night clean clean-all
 
 help:
 	@echo "make demo     the whole pipeline on this machine, from nothing"
@@ -79,7 +79,7 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The linters run one after the other, on one core: the tests run beside them.
+# The linters run one after the other, on one core: the tests run beside them, and in `test` the real parts' installation, too.
 check:
 	@$(MAKE) --no-print-directory --jobs 3 lint quick quick-with-prefect
 
@@ -92,11 +92,15 @@ quick: install
 quick-with-prefect: install
 	$(BIN)/pytest -m "not ($(PARTS))" $(WITH_PREFECT)
 
+test:
+	@$(MAKE) --no-print-directory --jobs 2 lint whole
+
 # A second try of what ran into its time limit would have none: pytest-timeout's is for all tries of a test together. Where a part
 # that all need is broken, or the machine has come to a halt, each of hundreds would take its minutes to fail.
-test: lint
+# A make that a test starts is none of the jobs here.
+whole: install
 	$(BIN)/python tests/real/packages.py
-	NIGHTBRIDGE_SEEDS=$(SEEDS) NIGHTBRIDGE_TEST_MINUTES=$(TEST_MINUTES) $(BIN)/pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder --reruns 1 --rerun-except "Timeout \(>" --maxfail 5 --durations 20
+	MAKEFLAGS= NIGHTBRIDGE_SEEDS=$(SEEDS) NIGHTBRIDGE_TEST_MINUTES=$(TEST_MINUTES) $(BIN)/pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder --reruns 1 --rerun-except "Timeout \(>" --maxfail 5 --durations 20
 
 # The theme's own advertisement would be a warning among ours.
 docs: install
