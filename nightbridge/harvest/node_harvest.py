@@ -7,6 +7,7 @@ so a job that is cancelled, killed, or orphaned by a flow that died costs time a
 a node is the caller's: this module knows no Slurm.
 """
 
+import hashlib
 import logging
 import os
 import sys
@@ -86,7 +87,7 @@ def harvest_on_node(
     path = request.plan.attempt_dir / REQUEST_FILE
     write_model(path, for_node)
     finished = run_on_node(
-        f"harvest-{request.run.run_key}-a{request.job.attempt}",
+        _job_name(request),
         own_program("nightbridge.harvest.node_harvest", [str(path)]),
         environment={},
         timeout=timeout,
@@ -103,6 +104,12 @@ def harvest_on_node(
             advice="Use a store that this host and the nodes share",
         )
     return record
+
+
+def _job_name(request: HarvestRequest) -> str:
+    """The name of the harvest's job, of this workspace alone: a job of the name that still lives is cancelled first."""
+    folder = hashlib.sha256(str(request.plan.attempt_dir).encode()).hexdigest()[:12]
+    return f"harvest-{request.run.run_key}-a{request.job.attempt}-{folder}"
 
 
 def _with_variables(request: HarvestRequest, secrets: Mapping[SecretRef, str]) -> tuple[HarvestRequest, dict[str, str]]:

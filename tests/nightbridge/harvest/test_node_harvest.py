@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,16 @@ from nightbridge.harvest.harvesting import HarvestRequest, run_harvest
 from nightbridge.harvest.manifest import MANIFEST, read_manifest
 from nightbridge.harvest.node_harvest import NodeSecrets, harvest_on_node
 from nightbridge.harvest.restore import verify_run
-from nightbridge.models import ClusterSettings, SecretRef, StoreSettings
+from nightbridge.models import ClusterSettings, JobState, SecretRef, StoreSettings
 from nightbridge.processes import Finished
+from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.node_command import run_on_node
 from nightbridge.store.object_store import ObjectStore, open_store
 from nightbridge.store.parallel import Progress
 from tests.nightbridge.harvest.left_run import TOKEN, LeftRun, make_run
 from tests.real.s3_servers import S3Server
 from tests.real.slurm_daemons import SlurmDaemons
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
@@ -124,6 +127,31 @@ def test_what_goes_wrong_on_the_node_is_the_same_error_here(
         harvest_on_node(request, store, {TOKEN_REF: TOKEN}, srun, 600)
 
     assert caught.value.subject == store.url_of(record.prefix)
+
+
+def test_two_workspaces_that_harvest_the_same_night_do_not_cancel_each_others_jobs(
+    left: LeftRun, srun: functools.partial[Finished], tmp_path: Path
+) -> None:
+    """Their runs have the same key, and an orphaned harvest is found, and ended, by its job's name."""
+    cluster = CommandLineCluster(srun.args[0])
+    names: list[str] = []
+    answers: list[Finished] = []
+
+    def occupied(name: str, *_: object, **__: object) -> Finished:
+        names.append(name)
+        answers.append(srun(name, ["sleep", "15"], environment={}, timeout=300))
+        return answers[0]
+
+    settings = StoreSettings(url=f"file://{tmp_path}/store")
+    other = make_run(tmp_path / "another", shard_size=1000)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(harvest_on_node, request_of(left, settings), open_store(settings), {}, occupied, 300)
+        wait_until(lambda: names and any(job.state is JobState.RUNNING for job in cluster.find(names[0]).jobs))
+        record = harvest_on_node(request_of(other, settings), open_store(settings), {}, srun, 300)
+        assert isinstance(first.exception(), TransientError)
+
+    assert verify_run(open_store(settings), record.prefix) == []
+    assert answers[0].code == 0
 
 
 @pytest.mark.parametrize(("code", "kind"), [(137, TransientError), (0, TransientError), (1, PermanentError)])
