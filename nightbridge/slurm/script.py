@@ -1,7 +1,7 @@
 """The batch script as it is submitted: the launcher's own, behind a guard that leaves evidence without Slurm.
 
 The guard checks that the node sees the attempt's folder, claims the folder for this job, runs the script as it was,
-and writes its exit code to a file. It is POSIX shell and needs nothing on the node but sh, ln, mv, cat and rm.
+and writes its exit code to a file. It is POSIX shell and needs nothing on the node but sh, ln, mv, cat, rm and sleep.
 
 How: the copy starts itself again with the same interpreter, `$0`, arguments, folder and environment; the second
 process skips the guard and is the script. So a script may `exit`, `set -evx`, `exec` another program or be killed, and
@@ -29,6 +29,9 @@ ALREADY_CLAIMED = 79
 """The guard's exit code when another job or start has claimed the attempt. No exit-code file is written for either."""
 NOT_WRITABLE = 77
 """The guard's exit code when the node sees the attempt's folder and cannot write there (EX_NOPERM)."""
+
+LATE_SIGNAL = 5
+"""Seconds for which a job of several nodes whose script failed stays: Slurm sends SIGTERM to each node by itself."""
 
 GUARD_CODES: dict[int, str] = {
     NOT_VISIBLE: "workspace not visible",
@@ -114,6 +117,13 @@ if [ "${%(inner)s:-}" != "${SLURM_JOB_ID:-none}" ]; then
         nb_status=$?
     done
     nb_code=$(nb_read "$nb_attempt/%(exit_code)s" 2> /dev/null)
+    # A SIGTERM that ended the ranks of other nodes, and with them the script, may still be on its way to this shell.
+    nb_left=%(late_signal)d
+    [ "${nb_code:-$nb_status}" != 0 ] && [ "${SLURM_JOB_NUM_NODES:-1}" -gt 1 ] 2> /dev/null || nb_left=0
+    while [ -z "$nb_term" ] && [ "$nb_left" -gt 0 ]; do
+        sleep 1
+        nb_left=$((nb_left - 1))
+    done
     # What stays of a script that Slurm ended: a requeue that did so starts it again.
     [ -n "$nb_term" ] || rm -f "$nb_pid"
     exit "${nb_code:-$nb_status}"
@@ -142,8 +152,9 @@ def wrap_script(text: str, attempt_dir: Path) -> str:
     Slurm starts again behind our back would overwrite its own evidence. A requeue by an administrator keeps the job id
     and adds one to SLURM_RESTART_COUNT, so it takes the claim over and runs again. A second start of the same count,
     which a slurmctld makes that was killed before it had saved the first one, ends at once. So does one after a script
-    that ended without a SIGTERM, which RequeueExit of slurm.conf makes: the first start's exit code stands. Less
-    `--wait`, too: sbatch would answer only when the job has ended.
+    that ended without a SIGTERM, which RequeueExit of slurm.conf makes: the first start's exit code stands. On several
+    nodes a SIGTERM that comes up to `LATE_SIGNAL` seconds after a failure counts as its cause. Less `--wait`, too: sbatch
+    would answer only when the job has ended.
 
     Raises:
         LaunchRefused: The script has no shebang, or one that is not a shell's.
@@ -164,6 +175,7 @@ def wrap_script(text: str, attempt_dir: Path) -> str:
         "not_visible": NOT_VISIBLE,
         "not_writable": NOT_WRITABLE,
         "already_claimed": ALREADY_CLAIMED,
+        "late_signal": LATE_SIGNAL,
     }
     # First among the options: in a heterogeneous job later lines belong to later components.
     return "\n".join((lines[0], "#SBATCH --no-requeue", *head, guard + "\n".join(lines[head_end:])))

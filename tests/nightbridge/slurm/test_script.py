@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,22 @@ def test_the_same_job_runs_again_after_a_requeue(attempt: Path) -> None:
 
     assert again.returncode == 0
     assert (attempt / "claim").read_text().startswith("7 2 ")
+    assert (attempt / "exit_code").read_text() == "0\n"
+
+
+@pytest.mark.parametrize("code", [1, 143])
+def test_a_requeue_that_ends_the_ranks_before_the_batch_shell_runs_the_script_again(code: int, attempt: Path) -> None:
+    """Slurm ends the ranks of another node first, srun and the script with them, and this node a moment later."""
+    first = start(f"#!/bin/bash\nexit {code}\n", attempt, SLURM_JOB_NUM_NODES="2")
+    wait_until((attempt / "exit_code").exists)
+    time.sleep(1)
+    os.killpg(first.pid, signal.SIGTERM)
+    first.communicate(timeout=60)
+
+    second = run("#!/bin/bash\nexit 0\n", attempt, SLURM_RESTART_COUNT="1", SLURM_JOB_NUM_NODES="2")
+
+    assert first.returncode == code
+    assert second.returncode == 0, second.stderr
     assert (attempt / "exit_code").read_text() == "0\n"
 
 
