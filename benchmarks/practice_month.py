@@ -46,7 +46,7 @@ def month(nights: int, commits: int, per_cent: float, folder: Path) -> int:
     from nightbridge.flows import bisect_regression, nightly_regression
     from nightbridge.models import SiteChoice
     from nightbridge.report.queries import history_of
-    from nightbridge.report.trend_lines import trend_lines
+    from nightbridge.report.trend_table import trend_lines
     from nightbridge.store.object_store import open_store
 
     repositories = make_practice_repositories(folder / "practice")

@@ -92,7 +92,7 @@ def _show_trends(
 ) -> None:
     from nightbridge.gate.decisions import list_decisions
     from nightbridge.gate.trend import trends_with_commits
-    from nightbridge.report.trend_lines import history_cells, standing_lines, trend_lines, trend_table
+    from nightbridge.report.trend_table import history_cells, standing_lines, trend_lines, trend_table
     from nightbridge.repos.commits import known_commits_between
 
     if as_csv:

@@ -1,6 +1,6 @@
 """All tests of the last nights: in a line each, and as the page `reports/index.html` with a square for each night.
 
-It reads records and verdicts alone: no numpy, and for the lines no template either. `trend_lines` has the trend of one.
+It reads records and verdicts alone: no numpy, and for the lines no template either. `trend_table` has the trend of one.
 """
 
 import itertools

@@ -38,7 +38,7 @@ from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import GOOD_VERDICTS, GatePolicy, Limits, RunRecord, Summary, Verdict, VerdictStatus
 from nightbridge.nights.records import read_verdict
 from nightbridge.report.queries import compare_stored
-from nightbridge.report.trend_lines import trend_lines
+from nightbridge.report.trend_table import trend_lines
 from nightbridge.store.directory import DirectoryStore
 from tests import builders
 

@@ -29,7 +29,7 @@ from nightbridge.models import (
     Verdict,
     VerdictStatus,
 )
-from nightbridge.report.trend_lines import trend_lines
+from nightbridge.report.trend_table import trend_lines
 from nightbridge.repos.commits import commits_between, known_commits_between
 from nightbridge.store.directory import DirectoryStore
 from tests.builders import make_record, make_summary

@@ -14,7 +14,7 @@ from nightbridge.gate.trend import Trend, trends
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import Arm, Outcome, Summary, VerdictStatus
-from nightbridge.report.trend_lines import history_cells, standing_lines, trend_lines, trend_table
+from nightbridge.report.trend_table import history_cells, standing_lines, trend_lines, trend_table
 from tests.builders import make_record, make_summary
 
 GOOD, BAD = "a" * 40, "e" * 40
