@@ -153,8 +153,8 @@ def wrap_script(text: str, attempt_dir: Path) -> str:
     and adds one to SLURM_RESTART_COUNT, so it takes the claim over and runs again. A second start of the same count,
     which a slurmctld makes that was killed before it had saved the first one, ends at once. So does one after a script
     that ended without a SIGTERM, which RequeueExit of slurm.conf makes: the first start's exit code stands. On several
-    nodes a SIGTERM that comes up to `LATE_SIGNAL` seconds after a failure counts as its cause. Less `--wait`, too: sbatch
-    would answer only when the job has ended.
+    nodes a SIGTERM that comes up to `LATE_SIGNAL` seconds after a failure counts as its cause. Less `--wait`, too:
+    sbatch would answer only when the job has ended.
 
     Raises:
         LaunchRefused: The script has no shebang, or one that is not a shell's.
