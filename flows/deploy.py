@@ -23,6 +23,7 @@ from pydantic import Field, ValidationError
 
 from nightbridge import __version__, blocks
 from nightbridge.blocks import HarvestStore, load_site
+from nightbridge.config.scenarios import Histories, shared_histories
 from nightbridge.errors import InvalidInput
 from nightbridge.flows.automations import make_automations, notification_blocks
 from nightbridge.flows.forms import form_of, own_scenarios, scenarios_beside, site_of_form, site_parameters
@@ -212,6 +213,10 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
             replaced = _replaced_schedules(former, each) if former else ""
             yield f"deployment {name}{', its schedule stays switched off' if off else ''}{replaced}"
         yield from make_automations(client, cluster, recipients)
+    histories: Histories = {}
+    nights = dict.fromkeys(str(each.file) for each in wanted if each.file and each.definition["name"] == NIGHTS)
+    for found in (each for file in nights for each in shared_histories(offered[file], histories)):
+        yield f"warning: {found}"
     yield from without_server()
 
 

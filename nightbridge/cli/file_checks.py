@@ -1,7 +1,7 @@
 """What `nightbridge validate` finds in a file."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from pydantic import computed_field
@@ -9,6 +9,7 @@ from pydantic import computed_field
 from nightbridge import config
 from nightbridge.config.definitions import define_test
 from nightbridge.config.documents import Document, Layer, Layered, check_name, printable_path
+from nightbridge.config.scenarios import Histories, shared_histories
 from nightbridge.errors import InvalidInput, NightbridgeError
 from nightbridge.launch.config_container import read_container, with_overrides
 from nightbridge.launch.shipped import shipped_configurations
@@ -60,9 +61,21 @@ class FileReport(Model):
 
 
 def check_file(
-    file: Path, tests_dirs: Sequence[Path], limits: ClusterLimits | None = None, code_of: CodeOf | None = None
+    file: Path,
+    tests_dirs: Sequence[Path],
+    limits: ClusterLimits | None = None,
+    code_of: CodeOf | None = None,
+    known: Histories | None = None,
 ) -> FileReport:
-    """Check a test or scenario file; rules on the cluster, or on the pinned code, only where these are given."""
+    """Check a test or scenario file.
+
+    Args:
+        file: The file.
+        tests_dirs: Further directories of test files.
+        limits: The cluster's; rules on them are left out without.
+        code_of: Checks out the code of a test; rules on the pinned code are left out without.
+        known: The histories of the scenarios that were checked before; see `shared_histories`.
+    """
     try:
         scenario = config.load(file, tests_dirs=tests_dirs)
     except InvalidInput as error:
@@ -73,7 +86,11 @@ def check_file(
         points = grid_of(test).size if isinstance(test, TestDefinition) and test.axes else None
         findings = _check(test, limits, code_of)
         tests.append(TestFindings(id=test.id, source=test.source, findings=findings, points=points))
-    return FileReport(file=str(file), scenario=scenario.name, tests=tuple(tests), findings=scenario.findings)
+    shared: Iterable[Violation] = ()
+    if known is not None and scenario.test_ids != (scenario.name,):  # a test file is there for scenarios to lay over
+        shared = shared_histories(scenario, known)
+    findings = (*scenario.findings, *shared)
+    return FileReport(file=str(file), scenario=scenario.name, tests=tuple(tests), findings=findings)
 
 
 def check_container_file(file: Path, overrides: Sequence[str], gpus: int | None = None) -> FileReport:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from nightbridge.cli.file_checks import FileReport
+    from nightbridge.config.scenarios import Histories
     from nightbridge.models import ClusterLimits, Site, SiteChoice, Violation
     from nightbridge.rules.checking import RuleEntry
 
@@ -72,10 +73,11 @@ def validate(
     site = load_site(choice) if named or pinned else None
     limits = _limits_of(site) if site and named else None
     code_of = code_of_site(site, block_values(site.git_credentials)) if site and pinned else None
+    histories: Histories = {}
     reports = [
         check_container_file(file, override or [], gpus)
         if file.suffix in (".yaml", ".yml")
-        else check_file(file, tests_dir or [], limits, code_of)
+        else check_file(file, tests_dir or [], limits, code_of, histories)
         for file in files or ()
     ]
     reports += [check_shipped(checkout) for checkout in shipped or ()]

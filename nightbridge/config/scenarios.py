@@ -38,6 +38,8 @@ from nightbridge.models import (
     Violation,
     is_run_key,
 )
+from nightbridge.models.series import series_id
+from nightbridge.numbers import format_count
 from nightbridge.rules import points_of
 
 _TEST_DIRS = (".", "test", "tests", "../test", "../tests")
@@ -104,6 +106,37 @@ def only_tests(scenario: Scenario, wanted: Collection[str]) -> Scenario:
     valid = tuple(test for test in scenario.tests if test.id in chosen)
     invalid = tuple(test for test in scenario.invalid if test.id in chosen)
     return scenario.model_copy(update={"tests": valid, "invalid": invalid})
+
+
+Histories = dict[tuple[str, ...], tuple[str, tuple[object, ...]]]
+"""What has each history so far: the file of its scenario, and the code and image that it asks for."""
+
+
+def shared_histories(scenario: Scenario, known: Histories) -> Iterator[Violation]:
+    """Warn of tests that share a history with another scenario's although they ask for other code or another image.
+
+    The slower of the two then regresses every night. On which cluster a scenario runs is not written in it.
+
+    Args:
+        scenario: The scenario.
+        known: What those that were looked at before have; this one's is added.
+    """
+    shared: dict[str, list[TestDefinition]] = {}
+    for test in scenario.tests:
+        series = series_id(RunSpec(scenario=scenario.name, night="any", test=test), "")
+        # Sweeps, and what a test says of its topology: other ones are not compared.
+        history = (series, str((*test.axes, *test.drawn)), *test.sbatch_args, str(test.gate.warmup_steps))
+        asked = (test.git_repos, test.nemo_run_repo, test.cmd_args.get("container_image"))
+        file, theirs = known.setdefault(history, (scenario.source, asked))
+        if theirs != asked and file != scenario.source:
+            shared.setdefault(file, []).append(test)
+    for file, tests in shared.items():
+        more = f" and {format_count(len(tests) - 1, 'other test')}" if len(tests) > 1 else ""
+        message = (
+            f"{file} has {tests[0].id!r}{more} with other code or another image: on one cluster both scenarios share a "
+            "history, in which the slower one regresses every night; give each an id of its own"
+        )
+        yield finding(scenario.source, ("Tests",), message, "warning")
 
 
 def sweeps_nodes(scenario: Scenario) -> bool:

@@ -40,7 +40,7 @@ from nightbridge.gate.plausibility import (
     ran_otherwise,
     wrong_data,
 )
-from nightbridge.gate.suspects import changed_topology
+from nightbridge.gate.suspects import changed_topology, shared_series
 from nightbridge.gate.tonight import Evidence, Tonight, slow_mode
 from nightbridge.gate.trend import standing
 from nightbridge.history.nightly_values import (
@@ -144,7 +144,10 @@ def compare(record: RunRecord, history: Sequence[HistoryRow], evidence: Evidence
         verdict = _with_few_nights(verdict, len(baseline), tonight)
         verdict = verdict.model_copy(update={"reasons": (*verdict.reasons, *other, *evidence.split)})
     verdict = with_unknown(verdict, evidence.numerics)
-    return verdict.model_copy(update=standing(verdict, tonight.nights, evidence.decisions)._asdict())
+    verdict = verdict.model_copy(update=standing(verdict, tonight.nights, evidence.decisions)._asdict())
+    is_compared = verdict.status not in NO_VALUE and (verdict.exit_code or verdict.news)
+    shared = shared_series(tonight.nights[-1].own, history) if is_compared else ()
+    return verdict.model_copy(update={"reasons": (*verdict.reasons, *shared)})
 
 
 def compare_with(record: RunRecord, baseline: Sequence[HistoryRow]) -> Verdict:

@@ -8,6 +8,7 @@ that changes a recipe's default changes only the latter. What carries a run's ow
 and says nothing, so those are made the same first.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -28,6 +29,12 @@ _Change = TypeVar("_Change", bound=RepositoryChange)
 
 MAX_COMMITS = 200
 """Commits that a verdict names; the newest, since bisect knows the others."""
+
+SHARED_NIGHTS = 30
+"""Nights in which two are looked for that share a series."""
+
+TURNS = 3
+"""So many changes from one to another and back are two that run by turns: a trial that is taken back has two."""
 
 CommitsBetween = Callable[[str, str, str], Sequence[RangeCommit]]
 """The commits of a repository (its URL) after one commit, up to another, oldest first."""
@@ -92,6 +99,43 @@ def changed_topology(before: HistoryRow, after: HistoryRow) -> tuple[str, ...]:
         for name, value in after.topology.items()
         if before.topology.get(name, value) != value
     )
+
+
+def shared_series(own: HistoryRow, history: Sequence[HistoryRow]) -> tuple[str, ...]:
+    """That a series has the nights of two by turns, which are compared with each other; nothing where it has not.
+
+    Two branches, or scenarios, that have one configuration under one test id are one series: the slower one regresses
+    every night. What has changed once is no second one, nor what was tried in between.
+
+    Args:
+        own: The run that is judged.
+        history: Rows of its series, in any order.
+    """
+    at = own.order, own.harvested_at
+    before = (row for row in history if not row.repeat and (row.order, row.harvested_at) < at)
+    rows = sorted(before, key=lambda row: (row.order, row.harvested_at))
+    recent = {*[*dict.fromkeys(row.night for row in rows)][-SHARED_NIGHTS:]}
+    rows = [row for row in rows if row.night in recent and not changed_topology(row, own)]
+    asked, ours = [_asked(row) for row in rows], _asked(own)
+    for row, theirs in reversed([*zip(rows, asked, strict=True)]):
+        turns = [one for one in (*asked, ours) if one in (ours, theirs)]
+        if sum(one != following for one, following in itertools.pairwise(turns)) >= TURNS:
+            ours, theirs = {"scenario": own.scenario, **ours}, {"scenario": row.scenario, **theirs}
+            names = [name for name in ours if ours[name] != theirs.get(name, "")]
+            of_own, of_row = (
+                ", ".join(f"{name} {asked.get(name) or 'none'}" for name in names) for asked in (ours, theirs)
+            )
+            return (
+                f"two runs by turns share the history of this test id, and are compared with each other: tonight's is "
+                f"of {of_own}; that of {row.night} of {of_row}. Give the test of one of them another id",
+            )
+    return ()
+
+
+def _asked(row: HistoryRow) -> dict[str, str]:
+    """What a run's test names: branch, tag or commit, and their repositories, and the image."""
+    refs = {name: pin.ref for name, pin in row.pins.items()}
+    return {**refs, **{f"repository of {name}": pin.url for name, pin in row.pins.items()}, "image": row.image or ""}
 
 
 def repository_changes(

@@ -309,6 +309,21 @@ def test_a_deployment_of_another_scenario_is_not_replaced(tmp_path: Path, monkey
     assert first == renamed == elsewhere == [f"deployment {name}"]
 
 
+@pytest.mark.usefixtures("client", "without_ours")
+def test_scenarios_that_would_share_a_history_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ship(tmp_path, "nightly")
+    one, two = (scenario_file(Path(f"{name}.toml"), "shared") for name in ("one", "two"))
+    same = list(deploy(Request(files=(one, two))))
+    two.write_text(two.read_text().replace('commit = "main"', 'commit = "release"', 1))
+
+    others = list(deploy(Request(files=(one, two))))
+
+    assert not any("warning" in line for line in same)
+    (line,) = (line for line in others if "warning" in line)
+    assert line.startswith("warning: two.toml: Tests: one.toml has 'shared' with other code or another image")
+
+
 @pytest.mark.usefixtures("without_ours")
 def test_an_hour_that_somebody_chose_in_the_ui_is_named_when_the_files_replaces_it(
     deployed: PrefectServer, client: SyncPrefectClient, tmp_path: Path

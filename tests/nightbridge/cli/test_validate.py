@@ -52,6 +52,33 @@ def test_validate_checks_rules_as_well_as_keys(nightbridge: Program, broken: Cal
     assert "[sizes-positive]" in out
 
 
+def test_scenarios_whose_tests_share_a_history_are_told(nightbridge: Program, tmp_path: Path) -> None:
+    """Their ids are the same, and so is all that a series goes by: the slower branch would regress every night."""
+    repository = "git_repos = [{{ url = 'https://github.com/NVIDIA-NeMo/Megatron-Bridge.git', commit = '{}' }}]"
+    files = {}
+    for file, (test, commit) in {
+        "nightly": ("llama", "v0.4.2"),
+        "weekly": ("llama", "v0.4.2"),
+        "release": ("llama", "v0.4.1"),
+        "other": ("llama-on-main", "v0.4.1"),
+    }.items():
+        entry = f'[[Tests]]\nid = "{test}"\ntest_name = "llama3_8b_h100"\n{repository.format(commit)}\n'
+        (tmp_path / f"{file}.toml").write_text(f'name = "{file}"\n\n{entry}')
+        files[file] = str(tmp_path / f"{file}.toml")
+    library = ("--tests-dir", str(Path(TEST).parent))
+
+    code, out, err = nightbridge("validate", TEST, *files.values(), *library)
+    alone = nightbridge("validate", TEST, files["nightly"], files["weekly"], files["other"], *library)
+
+    assert code == 0, out + err
+    assert [line for line in out.splitlines() if "warning" in line and "Tests" in line] == [
+        f"  {files['release']}: warning: Tests: {files['nightly']} has 'llama' with other code or another image: on one "
+        "cluster both scenarios share a history, in which the slower one regresses every night; give each an id of its "
+        "own"
+    ]
+    assert "share a history" not in alone[1]
+
+
 def test_a_folder_of_tests_that_is_not_there_is_told(nightbridge: Program) -> None:
     code, out, _ = nightbridge("validate", TEST, "--tests-dir", "nowhere")
 

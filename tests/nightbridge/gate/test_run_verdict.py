@@ -726,6 +726,57 @@ def test_what_was_accepted_is_compared_with(make_record: Records) -> None:
     assert (same.status, back.status) == (VerdictStatus.PASSED, VerdictStatus.REGRESSED)
 
 
+# --- two that share a series ------------------------------------------------------------------------------------------
+
+MAIN, RELEASE = ("main", 1.0), ("release", 1.1)
+
+
+def verdicts_of(branches: Sequence[tuple[str, float]], make_record: Records, **changed: Any) -> list[Verdict]:
+    """The verdicts on nights of a branch with a step time each; `changed` are those of the runs of `release`."""
+    rows: list[HistoryRow] = []
+    verdicts = []
+    for day, (branch, level) in enumerate(branches, start=1):
+        record = make_record(make_summary([level] * 50, tflops=700.0 / level), f"2026-11-{day:02}")
+        pin = record.checkout.megatron_bridge.model_copy(update={"ref": branch})
+        checkout = record.checkout.model_copy(update={"megatron_bridge": pin})
+        spec = record.spec.model_copy(update={"scenario": f"of {branch}"})
+        record = record.model_copy(update={"spec": spec, "checkout": checkout})
+        verdicts.append(compare(placed(record, **changed) if branch == "release" else record, rows))
+        rows.append(row_of(record, verdicts[-1]))
+    return verdicts
+
+
+def test_two_branches_that_share_a_test_id_are_named_where_one_is_worse_every_night(make_record: Records) -> None:
+    verdicts = verdicts_of([MAIN, RELEASE] * 6, make_record)
+
+    assert [verdict.status for verdict in verdicts[1::2]] == ["regressed"] * 6
+    assert [sum("by turns" in reason for reason in verdict.reasons) for verdict in verdicts] == [0, 0, 0] + [1] * 9
+    assert verdicts[3].reasons[-1] == (
+        "two runs by turns share the history of this test id, and are compared with each other: tonight's is of "
+        "scenario of release, Megatron-Bridge release; that of 2026-11-03 of scenario of main, Megatron-Bridge main. "
+        "Give the test of one of them another id"
+    )
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [MAIN] * 6 + [RELEASE] * 6,
+        [MAIN] * 6 + [RELEASE] + [MAIN] * 3 + [("main", 1.1)],
+        [(f"v0.{number}.0", 1.0 + 0.1 * (number % 2)) for number in range(12)],
+        [("main", 1.0), ("main", 1.1)] * 6,
+        [MAIN, ("release", 1.0)] * 6,
+    ],
+    ids=["moved once", "tried and taken back", "another tag each night", "one branch", "as fast as each other"],
+)
+def test_who_moves_to_another_branch_shares_with_nobody(
+    make_record: Records, branches: Sequence[tuple[str, float]]
+) -> None:
+    verdicts = verdicts_of(branches, make_record)
+
+    assert not any("by turns" in reason for verdict in verdicts for reason in verdict.reasons)
+
+
 # --- another topology ------------------------------------------------------------------------------------------------
 
 
