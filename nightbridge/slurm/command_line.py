@@ -56,6 +56,7 @@ _ALREADY_ENDED = re.compile(
 )
 
 _NOT_CONFIGURED = re.compile(r"Could not establish a configuration source|[Uu]nable to process configuration")
+_HIDDEN = re.compile(r"Access/permission denied")
 _ALLOWED_ACCOUNTS = re.compile(r"\bAllowAccounts=(\S+)")
 # `limits` and `qos` imply it (slurm.conf(5)).
 _NEEDS_ASSOCIATION = re.compile(r"\b(associations|limits|qos|all)\b")
@@ -152,7 +153,8 @@ class CommandLineCluster:
         """The limits of the settings' partition, else of the default one, and whether srun has pyxis.
 
         The settings' own GPUs of a node win: not every site has its GPUs in Slurm's configuration. Accounts are known
-        only where Slurm insists on them, by its associations or by the partition's AllowAccounts.
+        only where Slurm insists on them, by its associations or by the partition's AllowAccounts. Where PrivateData
+        hides nodes or partitions from users, what these allow is unknown, and sbatch alone judges a job.
 
         Raises:
             InvalidInput: The settings name a slurm.conf that is not there; Slurm's commands would wait a minute for it.
@@ -336,10 +338,13 @@ class CommandLineCluster:
         return answer.stdout.decode(errors="replace")
 
     def _must(self, *argv: str) -> str:
+        """The output of a query, empty where PrivateData hides it from this user."""
         answer = self._query(argv)
         if answer is not None and answer.code == 0:
             return answer.stdout.decode(errors="replace")
         detail = last_line(answer.stderr) if answer else "no answer in time"
+        if _HIDDEN.search(detail):
+            return ""
         if _NOT_CONFIGURED.search(detail):
             raise PermanentError(
                 f"Slurm is not configured on this machine ({detail})",

@@ -312,6 +312,17 @@ def test_gpus_and_limits_are_read_from_sinfo(fake: Callable[..., CommandLineClus
     assert limits.has_pyxis
 
 
+@pytest.mark.parametrize("what", ["partitions", "node"])
+def test_a_site_that_hides_nodes_or_partitions_has_unknown_limits(
+    what: str, fake: Callable[..., CommandLineCluster]
+) -> None:
+    """PrivateData; texts of Slurm 22.05. A night would wait for twelve hours, and end."""
+    limits = fake(sinfo=f"echo 'slurm_load_{what}: Access/permission denied' >&2; exit 1").limits()
+
+    assert (limits.partitions, limits.max_nodes, limits.max_time_seconds, limits.gres) == ((), None, None, None)
+    assert limits.has_partition
+
+
 def test_resources_are_read_from_sinfo(fake: Callable[..., CommandLineCluster]) -> None:
     rows = "batch*|1-00:00:00|1-64|100|gpu:h100:8(S:0-1,4),nvme:1\\nbatch*|1-00:00:00|1-64|20|shard:4\\nlong|infinite|1|1|mps:1"
 
