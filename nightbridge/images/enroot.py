@@ -28,7 +28,14 @@ from nightbridge.errors import (
     classify,
 )
 from nightbridge.files import check_writable, remove_tree, write_error
-from nightbridge.images.registry import ANSWERS, ImageReference, enroot_config, login_advice, registry_digest
+from nightbridge.images.registry import (
+    ANSWERS,
+    ImageReference,
+    enroot_config,
+    enroot_settings,
+    login_advice,
+    registry_digest,
+)
 from nightbridge.models import ImageImport, Model
 from nightbridge.processes import Finished, run
 
@@ -97,7 +104,7 @@ class Enroot(Model):
         temp = temporary_folder(self.settings.temp)
         # Where it is not configured, enroot's own default.
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        cache = self.settings.cache or Path(os.environ.get("ENROOT_CACHE_PATH") or home / "enroot")
+        cache = self.settings.cache or Path(enroot_settings().get("ENROOT_CACHE_PATH") or home / "enroot")
         for folder, what in ((cache, "the cache of images"), (temp, "the folder in which images are unpacked")):
             check_writable(folder, what=what, advice=OTHER_FOLDERS)
         try:
@@ -119,7 +126,9 @@ class Enroot(Model):
 
     def _environment(self) -> Mapping[str, str]:
         cache = {"ENROOT_CACHE_PATH": str(self.settings.cache)} if self.settings.cache else {}
-        return {**DEFAULTS, **os.environ, **cache}
+        known = enroot_settings()
+        defaults = {name: value for name, value in DEFAULTS.items() if known.get(name, "0") == "0"}
+        return {**defaults, **os.environ, **cache}
 
 
 def _arch_option(reference: ImageReference) -> Sequence[str]:
@@ -249,11 +258,11 @@ def scratch_dir(output: Path, base: Path) -> Iterator[Path]:
 
 
 def temporary_folder(configured: Path | None) -> Path:
-    """Where images are unpacked: the configured folder, `ENROOT_TEMP_PATH`, else the system's temporary folder.
+    """Where images are unpacked: the configured folder, enroot's own, else the system's temporary folder.
 
     Unpacking needs a local file system.
     """
-    return configured or Path(os.environ.get("ENROOT_TEMP_PATH") or tempfile.gettempdir())
+    return configured or Path(enroot_settings().get("ENROOT_TEMP_PATH") or tempfile.gettempdir())
 
 
 @contextmanager

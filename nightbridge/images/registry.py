@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import tempfile
 import time
 import urllib.error
@@ -32,6 +33,7 @@ from nightbridge.errors import (
     classify,
 )
 from nightbridge.models import Model
+from nightbridge.processes import run
 from nightbridge.secrets import Login, file_in_memory, read_netrc
 
 log = logging.getLogger(__name__)
@@ -148,9 +150,29 @@ _TRIES = 4
 _MAX_PAUSE_SECONDS = 60.0
 
 
+# The script reads its settings between two lines that it has had since 2019; no command of enroot's shows them.
+_READ_SETTINGS = 'eval "$(sed -n "/^# -* BEGIN CONFIG/,/^# -* END CONFIG/p" "$1")"; env -0'
+_SETTINGS_TIMEOUT_SECONDS = 60.0
+
+
+def enroot_settings() -> dict[str, str]:
+    """What enroot finds as its settings: the environment's, else those of the site's enroot.conf, else its own.
+
+    Without an enroot here, or one whose script says nothing of them, they are the environment's alone.
+    """
+    known: Mapping[str, str] = os.environ
+    if program := shutil.which("enroot"):
+        argv = ["bash", "-c", _READ_SETTINGS, "bash", program]
+        finished = run(argv, environment=os.environ, timeout=_SETTINGS_TIMEOUT_SECONDS)
+        if not finished.code:
+            lines = finished.stdout.decode(errors="surrogateescape").split("\0")
+            known = dict(line.split("=", 1) for line in lines if "=" in line)
+    return {name: value for name, value in known.items() if name.startswith("ENROOT_")}
+
+
 def http_is_allowed() -> bool:
     """Whether plain HTTP to registries is allowed: enroot's own switch, `ENROOT_ALLOW_HTTP`."""
-    return os.environ.get("ENROOT_ALLOW_HTTP", "").lower() in {"1", "y", "yes", "true", "on"}
+    return enroot_settings().get("ENROOT_ALLOW_HTTP", "").lower() in {"1", "y", "yes", "true", "on"}
 
 
 def registry_digest(reference: ImageReference, credentials: str = "") -> str:
@@ -408,7 +430,7 @@ def _given_logins(credentials: str) -> Mapping[str, Login]:
 
 
 def _enroot_logins() -> Mapping[str, Login]:
-    config = os.environ.get("ENROOT_CONFIG_PATH")
+    config = enroot_settings().get("ENROOT_CONFIG_PATH")
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     path = (Path(config) if config else home / "enroot") / ".credentials"
     return _read_netrc(path, str(path)) if os.path.isfile(path) else {}

@@ -180,10 +180,10 @@ class ImportFolders(Model):
 
     srun_args: tuple[str, ...] = Field((), description="Further srun options of an import on a node: `--name=value`.")
     cache: Path | None = Field(
-        None, description="Fetched layers; `ENROOT_CACHE_PATH`, else the user's cache, when unset."
+        None, description="Fetched layers; as ENROOT_CACHE_PATH or enroot.conf say, else the user's cache, when unset."
     )
     temp: Path | None = Field(
-        None, description="Where images are unpacked, a local disk; `ENROOT_TEMP_PATH`, else the system's, when unset."
+        None, description="Where images are unpacked, a local disk; as ENROOT_TEMP_PATH or enroot.conf say, when unset."
     )
 
 

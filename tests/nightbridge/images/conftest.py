@@ -106,6 +106,13 @@ class ScriptedEnroot:
         (self.folder / "pieces").write_text(str(pieces))
         (self.folder / "piece-size").write_text(str(-(-len(content) // pieces)))
 
+    def configure(self, **settings: object) -> None:
+        """Give it an enroot.conf: its script reads that first, in these two lines, and the environment comes before."""
+        lines = (f'export {name}="${{{name}:-{value}}}"\n' for name, value in settings.items())
+        section = f"# ---- BEGIN CONFIG ----\n{''.join(lines)}# ----- END CONFIG -----\n"
+        first, rest = self.program.read_text().split("\n", 1)
+        self.program.write_text(f"{first}\n{section}{rest}")
+
     def fail_once(self, fault: str, command: str = "import") -> None:
         (self.folder / f"fault.{command}").write_text(fault)
 

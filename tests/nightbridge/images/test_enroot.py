@@ -137,6 +137,35 @@ def test_its_folders_are_those_of_the_site(enroot: Any, tmp_path: Path) -> None:
     assert list((tmp_path / "temp").iterdir()) == []
 
 
+def test_what_the_site_has_in_enroot_conf_holds_unless_set_for_nightbridge(
+    enroot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its administrator has put images on a disk with room, and raised time limits; a home may be read-only."""
+    for name in ("ENROOT_CACHE_PATH", "ENROOT_TEMP_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    raid = tmp_path / "raid"
+    enroot.configure(
+        ENROOT_TEMP_PATH=raid / "temp",
+        ENROOT_CACHE_PATH=raid / "cache",
+        ENROOT_TRANSFER_TIMEOUT=7200,
+        ENROOT_TRANSFER_RETRIES=0,
+    )
+
+    find_enroot().import_image(NEMO, tmp_path / "image.sqsh")
+
+    said = enroot.environment()
+    assert Path(said["ENROOT_TEMP_PATH"]).parent == raid / "temp"
+    assert said["ENROOT_CACHE_PATH"] == str(raid / "cache")
+    assert said["ENROOT_TRANSFER_TIMEOUT"] == "7200"
+    assert said["ENROOT_TRANSFER_RETRIES"] == "3"  # zero is enroot's own default
+
+    monkeypatch.setenv("ENROOT_TEMP_PATH", str(tmp_path / "mine"))
+    find_enroot().import_image(NEMO, tmp_path / "again.sqsh")
+    assert Path(enroot.environment()["ENROOT_TEMP_PATH"]).parent == tmp_path / "mine"
+
+
 def test_credentials_reach_it_and_leave_no_trace(enroot: Any, tmp_path: Path) -> None:
     lines = "machine nvcr.io login $oauthtoken password planted-token\n"
 

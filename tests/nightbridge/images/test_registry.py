@@ -15,6 +15,7 @@ from nightbridge.images.registry import (
     DOCKER_HUB,
     ImageReference,
     find_login,
+    http_is_allowed,
     parse_reference,
     registry_digest,
     registry_tags,
@@ -131,6 +132,18 @@ def test_a_folder_of_enroot_that_cannot_be_looked_into_has_no_logins(monkeypatch
     monkeypatch.setenv("ENROOT_CONFIG_PATH", f"/{'long' * 99}")
 
     assert find_login("quay.io") is None
+
+
+def test_a_login_lies_where_enroot_conf_says(enroot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ENROOT_CONFIG_PATH", raising=False)
+    monkeypatch.delenv("ENROOT_ALLOW_HTTP", raising=False)
+    folder = tmp_path / "site-enroot"
+    folder.mkdir()
+    (folder / ".credentials").write_text("machine nvcr.io login $oauthtoken password one\n")
+    enroot.configure(ENROOT_CONFIG_PATH=folder, ENROOT_ALLOW_HTTP="yes")
+
+    assert find_login("nvcr.io") == ("$oauthtoken", "one")
+    assert http_is_allowed()
 
 
 def test_docker_hub_is_found_under_the_name_that_enroot_gives_it(tmp_path: Path) -> None:
