@@ -147,6 +147,9 @@ class CommandLineCluster:
             return
         if re.search(r"denied|not permitted", answer.stderr):
             raise PermanentError(f"scancel refused: {last_line(answer.stderr)}", subject=f"job {job_id}")
+        # A warning of Slurm or of a site's wrapper is no failure: the job tells.
+        if any(row.state in (*TERMINAL, JobState.COMPLETING) for row in self._live_jobs(ids=[job_id]) or ()):
+            return
         raise TransientError(f"scancel failed: {last_line(answer.stderr) or 'killed'}", subject=f"job {job_id}")
 
     def limits(self) -> ClusterLimits:

@@ -1,5 +1,6 @@
 """Slurm's own commands, against real daemons, and what their texts mean."""
 
+import contextlib
 import subprocess
 import time
 from collections.abc import Callable
@@ -244,6 +245,19 @@ def test_an_sbatch_that_ends_without_an_answer_leaves_open_whether_there_is_a_jo
 ) -> None:
     with pytest.raises(StatusUnknown, match="may exist"):
         fake(sbatch=f'printf "%s" "{warning}" >&2; {end}').submit("name", Path("x.sh"), [])
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "COMPLETING", "RUNNING"])
+def test_a_warning_of_scancel_is_a_failure_where_the_job_lives_on(
+    state: str, fake: Callable[..., CommandLineCluster]
+) -> None:
+    """As a site's wrapper in bash writes it where the locale is missing."""
+    row = f"7|{state}|2026-11-23T10:00:00|N/A|N/A||None|j"
+    cluster = fake(scancel="echo 'warning: setlocale: LC_ALL: cannot change locale' >&2", squeue=f"echo '{row}'")
+
+    lives_on = pytest.raises(TransientError, match="setlocale") if state == "RUNNING" else contextlib.nullcontext()
+    with lives_on:
+        cluster.cancel(7)
 
 
 @pytest.mark.parametrize("end", ["kill -9 $$", "(kill -9 $$); exit 137"])
