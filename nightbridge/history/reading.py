@@ -64,15 +64,28 @@ def series_of(store: ObjectStore, run: RunSpec, cluster: str) -> str:
         DamagedData: The alias cannot be read. Without it the history would start over.
     """
     series, former = series_id(run, cluster), former_series_id(run, cluster)
-    key = f"{ALIASES}/{quote(cluster, safe='')}/{series}.json"
-    alias = read_stored(store, key, Alias, what="not an alias", advice="Delete it; it is written again")
-    if alias is not None:
-        return alias.series
+    if (known := kept_as(store, cluster, series)) != series:
+        return known
     if series == former or has_rows(store, cluster, series) or not has_rows(store, cluster, former):
         return series
-    if store.put_if_absent(key, Alias(series=former).model_dump_json().encode()):
+    if store.put_if_absent(_alias_key(cluster, series), Alias(series=former).model_dump_json().encode()):
         return former
     return series_of(store, run, cluster)  # another process wrote one at the same moment
+
+
+def kept_as(store: ObjectStore, cluster: str, series: str) -> str:
+    """The name under which a store has a series: its own, or the one before it that was kept.
+
+    Raises:
+        DamagedData: The alias cannot be read.
+    """
+    key, advice = _alias_key(cluster, series), "Delete it; it is written again"
+    alias = read_stored(store, key, Alias, what="not an alias", advice=advice)
+    return alias.series if alias else series
+
+
+def _alias_key(cluster: str, series: str) -> str:
+    return f"{ALIASES}/{quote(cluster, safe='')}/{series}.json"
 
 
 def has_rows(store: ObjectStore, cluster: str, series: str) -> bool:

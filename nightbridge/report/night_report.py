@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from nightbridge.errors import DamagedData
 from nightbridge.harvest.manifest import MANIFEST, Manifest, committed_record, load_record, load_scalars, read_manifest
-from nightbridge.history.reading import read_recent
+from nightbridge.history.reading import kept_as, read_recent
 from nightbridge.models import NO_VALUE, StoredFile, SweepResult, Verdict, has_date
 from nightbridge.nights.records import NightStart
 from nightbridge.numbers import format_count, format_duration, format_value
@@ -213,7 +213,9 @@ def _reported_run(store: ObjectStore, verdict: Verdict, cluster: str) -> Reporte
     run = ReportedRun(verdict, notes=damage)
     if verdict.series:
         with _noted(damage):
-            run = run._replace(rows=read_recent(store, cluster, verdict.series, verdict.night))
+            # A run that died was never looked up in the store: its verdict has the series' present name.
+            series = verdict.series if verdict.prefix else kept_as(store, cluster, verdict.series)
+            run = run._replace(rows=read_recent(store, cluster, series, verdict.night))
     if not verdict.prefix:
         return run
     manifest: Manifest | None = None

@@ -22,6 +22,7 @@ from nightbridge.gate.decisions import record_decision
 from nightbridge.gate.run_verdict import compare, verdict_for_error, verdict_for_invalid
 from nightbridge.harvest.manifest import Manifest
 from nightbridge.history.history_store import put_row
+from nightbridge.history.reading import series_of
 from nightbridge.history.rows import HistoryRow, Pin, row_of
 from nightbridge.models import (
     InvalidTest,
@@ -39,6 +40,7 @@ from nightbridge.models import (
     Violation,
 )
 from nightbridge.models.metrics import COLUMNS
+from nightbridge.models.series import former_series_id, series_id
 from nightbridge.outputs.event_files import empty_table, metrics_parquet
 from nightbridge.report import overview
 from nightbridge.report.night_page import MAX_CHARTED, ReportedRun, headline_of
@@ -298,6 +300,21 @@ def test_runs_that_never_started_have_a_section_too(make_spec: Specs, nights: Ni
     assert "no such key" in text
     assert text.count("no measurements") == 2
     assert "Median step time of each night" in text
+
+
+def test_a_run_that_died_has_the_history_that_an_older_release_named_otherwise(
+    store: DirectoryStore, make_spec: Specs, nights: Nights
+) -> None:
+    spec = make_spec("2026-11-21", cmd_args={"num_gpus": 8, "max_steps": "50"})
+    for row in nights([1.0, 1.0, 1.0])[1][:-1]:
+        put_row(store, row.model_copy(update={"series": former_series_id(spec, "dgx")}))
+    former, present = series_of(store, spec, "dgx"), series_id(spec, "dgx")
+    died = verdict_for_error(spec, LaunchRefused("invalid account", subject="sbatch"), present)
+
+    page = night_report_html(store, "nightly", "2026-11-21", [died], cluster="dgx")
+
+    assert former != present
+    assert "Median step time of each night" in page
 
 
 def test_sweep_points_of_one_test_are_told_apart(nights: Nights) -> None:
