@@ -32,7 +32,7 @@ from nightbridge.gate.tonight import MetricSeries, Tonight, ratio
 from nightbridge.gate.trend import NewLevel, first_night, is_back, lasting_improvement, ongoing_regression, was_left
 from nightbridge.history.nightly_values import Agreement, Band, agreement_of, band_of, fixed_band, strays_of
 from nightbridge.history.rows import measured
-from nightbridge.models import Comparison, ComparisonStatus, GatePolicy, Limits, RunSpec, VerdictStatus
+from nightbridge.models import Comparison, ComparisonStatus, GatePolicy, Limits, RunSpec, TestDefinition, VerdictStatus
 from nightbridge.models.metrics import Metric
 from nightbridge.numbers import format_change, format_percent, format_value
 
@@ -101,6 +101,13 @@ def is_required(metric: Metric, run: RunSpec, value: float | None, earlier: Sequ
     return metric.name in {*test.gate.required, *test.gate.limits} or (bool(earlier) and not metric.own_run_only)
 
 
+def arms_have(metric: Metric, test: TestDefinition) -> bool:
+    """Whether the arms of a pair measure a metric: they save checkpoints only where the test itself says how often."""
+    overridden = {name.lstrip("+") for name in test.extra_cmd_args}
+    saves = bool(test.cmd_args.get("save_interval")) or "checkpoint.save_interval" in overridden
+    return not metric.own_run_only and (saves or metric.fact != "checkpoints")
+
+
 def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
     """Compare one metric of the run with its history; None where the metric is none of this test's."""
     decisions = in_force(tonight.evidence.decisions, metric.name)
@@ -138,7 +145,7 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
         return found and found._replace(moved=back if found.moved is None else found.moved)
     result = _with_ongoing(_with_parity(_with_limits(alone, series), series), series, band)
     result = _with_numerics(result, series)
-    if metric.own_run_only and tonight.control:
+    if tonight.control and not arms_have(metric, tonight.record.spec.test):
         return result._replace(reruns=0)
     if result.absolute or alone.comparison.change is None or result.comparison.status == "suspicious":
         return result

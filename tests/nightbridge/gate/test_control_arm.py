@@ -473,6 +473,32 @@ def test_arms_that_save_no_checkpoint_need_no_time_of_one(metric: MetricName) ->
     assert compare(own, nights).status is VerdictStatus.FAILED
 
 
+@pytest.mark.parametrize(
+    ("written", "reruns"),
+    [
+        ({}, 0),
+        ({"cmd_args": {"save_interval": 20, "num_gpus": 8, "max_steps": 50}}, 2),
+        ({"extra_cmd_args": {"++checkpoint.save_interval": "20"}}, 2),
+    ],
+    ids=["once, at the end", "by its flag", "by an override"],
+)
+def test_no_pair_is_asked_for_slow_checkpoints_that_no_arm_would_save(
+    written: Mapping[str, object], reruns: int
+) -> None:
+    def saving(record: RunRecord, seconds: float) -> RunRecord:
+        return record.model_copy(update={"summary": record.summary.model_copy(update={"checkpoint_time": seconds})})
+
+    saved = saving(run(1.0, "2026-11-01", GatePolicy()), 30.0).summary
+    rows = [row.model_copy(update={"summary": saved}) for row in good_nights()]
+    slow = compare(saving(run(1.0, "2026-11-10", GatePolicy(), **written), 90.0), rows)
+    slower, both = (
+        compare(saving(run(1.08, "2026-11-10", GatePolicy(), **written), value), rows) for value in (30, 90)
+    )
+
+    assert (slow.status, slow.reruns, slower.reruns, both.reruns) == (VerdictStatus.REGRESSED, reruns, 2, 2)
+    assert slow.reasons[0].startswith("checkpoint time regressed by +200.0 %")
+
+
 def test_control_arms_are_no_runs_of_their_night() -> None:
     _verdict, row, arms = judged_row(1.08, (1.079, 1.081))
 
