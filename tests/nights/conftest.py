@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -27,7 +27,6 @@ from tests.nights.installation import SHIPPED_CRON, Installation, Worker, clone,
 from tests.nights.night import STAGES, Night, log_sizes, start_night
 from tests.real.fake_clock import FakeClock, faketime_missing_reason
 from tests.real.postgres import Postgres, postgres_missing_reason, start_postgres
-from tests.real.prefect_harness import STRAIGHT
 from tests.real.prefect_proxy import PrefectProxy, no_fault, proxy_to
 from tests.real.prefect_server import PrefectServer, make_database
 
@@ -65,10 +64,22 @@ PLAIN = ENTRIES if EVERY_STAGE else (ENTRIES[1], ENTRIES[1].model_copy(update={"
 """The same where server, database or clock fail, which the launcher, most of a night's work, knows nothing of."""
 
 
+Fault = TypeVar("Fault", bound=Callable[..., object])
+
+
 def in_any_stage(*stages: str) -> pytest.MarkDecorator:
     """Run a test of a fault once, in one of these stages (default: of all), or in each of them."""
     chosen = stages or tuple(STAGES)
     return pytest.mark.parametrize("stage", chosen if EVERY_STAGE else ["/".join(chosen)], indirect=True)
+
+
+def in_one_night(faults: Sequence[Fault]) -> list[Sequence[Fault]]:
+    """Parameters of a test: all faults together, or each one alone, as `make soak` has them."""
+    return [(fault,) for fault in faults] if EVERY_STAGE else [faults]
+
+
+def names(faults: Sequence[Callable[..., object]]) -> str:
+    return "-".join(fault.__name__ for fault in faults)
 
 
 @pytest.fixture
@@ -112,10 +123,14 @@ class Rig:
         self.server.ask("POST", f"deployments/{deployment['id']}/create_flow_run", asked)
         self.reaped_at = monotonic()
 
+    def reapers(self, **filters: Any) -> list[dict[str, Any]]:
+        """The flow runs of the reaper that tests have asked for."""
+        return self.installed.flow_runs("reaper", tags={"all_": [REAPER_TAG]}, **filters)
+
     def wait_for_reapers(self) -> None:
         """Wait until none of them looks any more."""
-        unended = {"state": {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING"]}}, "tags": {"all_": [REAPER_TAG]}}
-        wait_for("end of the reaper", lambda: not self.installed.flow_runs("reaper", **unended))
+        unended = {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING"]}}
+        wait_for("end of the reaper", lambda: not self.reapers(state=unended))
 
     def pause_schedules(self, *deployments: str) -> None:
         """Leave these deployments to the tests.
@@ -126,11 +141,6 @@ class Rig:
             for schedule in deployment["schedules"] if deployment["name"] in deployments else ():
                 path = f"deployments/{deployment['id']}/schedules/{schedule['id']}"
                 self.server.ask("PATCH", path, {"active": False})
-
-    def go_straight(self, deployment: str) -> None:
-        """Let workers start a deployment's flow runs without the two processes that prepare a workspace."""
-        found = self.server.ask("GET", f"deployments/name/{deployment}")
-        self.server.ask("PATCH", f"deployments/{found['id']}", {"job_variables": found["job_variables"] | STRAIGHT})
 
     def stop(self) -> None:
         for worker in self.workers:
@@ -184,7 +194,7 @@ def make_rig(
     commit_behaviour(workloads, "Wait for every rank", workload="megatron_lm", slow_wall=0.15)
     installed.make("deploy")
     rig = Rig(installed, proxy, workloads, environments)
-    rig.go_straight("reaper/reaper")  # one after another in every night that goes on by itself
+    installed.go_straight("reaper/reaper")  # one after another in every night that goes on by itself
     return rig
 
 

@@ -16,7 +16,7 @@ import pytest
 from nightbridge.slurm.states import TERMINAL
 from tests.conftest import need
 from tests.flows.practice_night import NIGHTBRIDGE
-from tests.nights.conftest import EVERY_STAGE, PLAIN, SEED, SHARP_EYES, Rig, in_any_stage
+from tests.nights.conftest import EVERY_STAGE, PLAIN, SEED, SHARP_EYES, Rig, in_any_stage, in_one_night, names
 from tests.nights.installation import wait_for
 from tests.nights.night import GOOD_STATES, STAGES, Night
 from tests.real.postgres import postgres_missing_reason
@@ -35,18 +35,6 @@ WITH_TIME_LEFT = ("clone", "validate", "submit", "watch")
 
 OUTAGE = 12.0
 """Seconds: longer than two retries of Prefect's client, and than the reaper's patience."""
-
-
-Fault = Callable[[Rig], None]
-
-
-def in_one_night(faults: Sequence[Fault]) -> list[Sequence[Fault]]:
-    """Parameters of a test: all faults together, or each one alone, as `make soak` has them."""
-    return [(fault,) for fault in faults] if EVERY_STAGE else [faults]
-
-
-def names(faults: Sequence[Fault]) -> str:
-    return "-".join(fault.__name__ for fault in faults)
 
 
 # --- processes that die -----------------------------------------------------------------------------------------------
@@ -98,7 +86,7 @@ ENDS_OF_WORKERS = (host_is_lost, worker_is_stopped, worker_is_killed)
 @pytest.mark.parametrize("ends", in_one_night(ENDS_OF_WORKERS), ids=names)
 @in_any_stage(*(WITH_SIGN_OF_LIFE if EVERY_STAGE else WITH_TIME_LEFT))
 def test_a_night_goes_on_by_itself_when_its_host_is_lost_its_worker_stopped_or_its_worker_killed(
-    rig: Rig, begin: Begin, ends: Sequence[Fault], stage: str
+    rig: Rig, begin: Begin, ends: Sequence[Callable[[Rig], None]], stage: str
 ) -> None:
     """One after another in one night; in `make soak` each in a night of its own, and in the last stages, too."""
     night = begin()
@@ -170,7 +158,7 @@ OUTAGES = (database_is_restarted, server_is_away)
 @pytest.mark.parametrize("outages", in_one_night(OUTAGES), ids=names)
 @in_any_stage()
 def test_a_database_and_a_server_that_are_away_are_waited_for_and_it_may_die_right_after_a_night_has_told_its_end(
-    rig: Rig, begin: Begin, outages: Sequence[Fault], stage: str
+    rig: Rig, begin: Begin, outages: Sequence[Callable[[Rig], None]], stage: str
 ) -> None:
     """One after another, in either order: what the night still has to ask after the first one waits a while."""
     night = begin(entries=PLAIN, job_variables=STRAIGHT)
