@@ -277,6 +277,7 @@ def _verdict(
         reruns=reruns,
         rerun_reason=why if reruns > len(further) else "",
         further_runs=len(further),
+        repeat=record.spec.repeat,
         suspect_nodes=suspects,
         control=control,
         certainty=_certainty(status, results),

@@ -104,6 +104,7 @@ def choose_runs(
         reasons |= _beyond_limits(of_test, policy, now)
     kept = [run for run in runs if run.run_key not in reasons]
     referred = {key for run in kept if run.verdict for key in run.verdict.baseline_runs}
+    referred |= {run.verdict.control.run_key for run in kept if run.verdict and run.verdict.control}
     referred |= _next_baselines(runs)
     referred |= {run.verdict.reference_run for run in runs if run.verdict and run.verdict.reference_run}
     return [
@@ -180,18 +181,22 @@ def _order(run: StoredRun) -> str:
 
 
 def _next_baselines(runs: Iterable[StoredRun]) -> set[str]:
-    """The newest good runs of every series, as many as its next verdict may take."""
+    """The good runs of the newest nights of every series that have one, as many as its next verdict may take.
+
+    A night has several where its test is repeated; its further runs, such as the arms of pairs, are no baseline.
+    """
     by_series: dict[str, list[StoredRun]] = defaultdict(list)
     for run in runs:
-        if run.verdict and run.verdict.series and not _SEARCH.search(run.night):
+        if run.verdict and run.verdict.series and not run.verdict.repeat and not _SEARCH.search(run.night):
             by_series[run.verdict.series].append(run)
     keys: set[str] = set()
     for of_series in by_series.values():
         newest_first = sorted(of_series, key=lambda run: (_order(run), run.written_at), reverse=True)
         # The test's own setting is not in the verdict, but what it has taken so far is, and tonight it may be one more.
         taken = max(len(run.verdict.baseline_runs) for run in newest_first if run.verdict)
-        good = [run.run_key for run in newest_first if run.verdict and run.verdict.status in GOOD_VERDICTS]
-        keys.update(good[: max(GatePolicy().baseline_runs, taken + 1)])
+        good = [run for run in newest_first if run.verdict and run.verdict.status in GOOD_VERDICTS]
+        nights = list(dict.fromkeys(run.night for run in good))[: max(GatePolicy().baseline_runs, taken + 1)]
+        keys.update(run.run_key for run in good if run.night in nights)
     return keys
 
 

@@ -182,6 +182,7 @@ class Verdict(StoredModel):
     reruns: int = Field(0, description="Runs of this night that are still wanted before the verdict counts.")
     rerun_reason: str = Field("", description="Why further runs of this night are, or were, wanted.")
     further_runs: int = Field(0, description="Further runs that this night had: pairs' arms and re-runs.")
+    repeat: int = Field(0, description="Which of those the run was itself; 0 for the night's own run.")
     suspect_nodes: tuple[str, ...] = Field((), description="Nodes that those runs should do without, if they can.")
     control: ControlArm | None = Field(None, description="The control arm; None where none was wanted.")
     moved: dict[str, float] = Field({}, description="As in the run's history row.")

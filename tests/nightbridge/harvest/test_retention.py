@@ -136,6 +136,13 @@ def test_what_the_verdict_of_a_run_that_stays_refers_to_stays_and_what_that_refe
     assert gone(runs, RetentionPolicy(days=30)) == {"older"}
 
 
+def test_the_run_that_a_control_arm_repeats_stays_with_the_verdict_that_says_so() -> None:
+    """It may be of any of the last fourteen good nights; the next night's pairs repeat it once more."""
+    arm = {"run_key": "n60", "night": "2026-09-22", "prefix": "runs/llama/2026-09-22/n60/a1"}
+    runs = [stored("bad", 2, status=VerdictStatus.REGRESSED, control=arm), stored("n60", 60), stored("n61", 61)]
+    assert gone(runs, RetentionPolicy(days=30)) == {"n61"}
+
+
 def test_the_run_that_a_test_names_as_its_reference_stays() -> None:
     runs = [
         stored("reference", 90, test="recipe"),
@@ -153,6 +160,26 @@ def test_the_good_runs_that_the_next_night_is_compared_with_stay_whatever_their_
 def test_a_test_with_a_longer_baseline_keeps_as_many_as_it_takes() -> None:
     runs = [stored(f"n{age}", age, baseline_runs=tuple(f"x{n}" for n in range(9))) for age in range(100, 112)]
     assert gone(runs, RetentionPolicy(days=30)) == {"n110", "n111"}
+
+
+def test_a_test_that_runs_several_times_a_night_keeps_as_many_nights() -> None:
+    """The next verdict compares each of the runs with one run of each of those nights."""
+    runs = [
+        stored(f"n{age}-i{number}", age + number / 100, status=VerdictStatus.PASSED)
+        for age in range(100, 120)
+        for number in range(3)
+    ]
+    kept = {f"n{age}-i{number}" for age in range(100, 107) for number in range(3)}
+    assert gone(runs, RetentionPolicy(days=30)) == {run.run_key for run in runs} - kept
+
+
+def test_a_further_run_of_a_bad_night_takes_no_place_among_those_that_the_next_night_is_compared_with() -> None:
+    """The good arm of a pair has the series of what it repeats, and is good."""
+    good = [stored(f"n{age}", age, status=VerdictStatus.PASSED) for age in range(110, 120)]
+    bad = [stored(f"bad{age}", age, status=VerdictStatus.REGRESSED) for age in range(100, 110)]
+    arms = [stored(f"arm{age}", age - 0.1, status=VerdictStatus.PASSED, repeat=2) for age in range(100, 110)]
+    kept = {f"n{age}" for age in range(110, 117)}
+    assert {run.run_key for run in (*good, *bad, *arms)} - gone([*good, *bad, *arms], RetentionPolicy(days=30)) == kept
 
 
 def test_runs_that_regressed_are_no_baseline_and_go() -> None:
