@@ -156,7 +156,7 @@ class Notifications(MailSettings, SettingsBlock):
     _block_type_name = "Notifications"
     _block_type_slug = "nightbridge-notifications"
     _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/automations")
-    _description = "The mail server, the people and the webhook to notify when a night has no verdict."
+    _description = "The mail server, recipients and webhook to notify when a night has no verdict."
 
     smtp_password: Password = Field(None, description="The user's password.")
     webhook: Password = Field(None, description="URL of a webhook of Slack, Mattermost or Teams.")

@@ -23,8 +23,8 @@ from nightbridge.gate.paired_trial import (
     Trial,
     TrialArm,
     arm_result,
-    goes_on,
     judged,
+    needs_another_pair,
     of_commits,
     plan_trial,
     trial_arm,
@@ -67,7 +67,7 @@ def try_flow(  # noqa: D417  (`SiteChoice` describes the others)
     note_search(trial.trial_id, site)
     with shared_night(), alive(site.workspace, str(flow_run.id)):
         arms: list[TrialArm] = []
-        while goes_on(trial, control.test.gate, most_pairs):
+        while needs_another_pair(trial, control.test.gate, most_pairs):
             arms += _pair(trial, control, len(arms), site)
             trial = judged(trial, arms, control.test.gate)
         keep_trial(trial, site)

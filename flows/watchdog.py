@@ -21,7 +21,7 @@ from nightbridge.flows.forms import ClockField, ClusterField, StoreField, System
 from nightbridge.models import Site
 from nightbridge.nights.missing_verdicts import (
     DAYS,
-    MOST_DAYS,
+    MAX_DAYS,
     VerdictsMissing,
     Watch,
     look,
@@ -41,7 +41,7 @@ def watchdog(  # noqa: D417  (`SiteChoice` describes the others)
     by: ClockField = "08:00",
     timezone: str | None = None,
     scenarios: list[str] | None = None,
-    days: Annotated[int, Field(ge=1, le=MOST_DAYS)] = DAYS,
+    days: Annotated[int, Field(ge=1, le=MAX_DAYS)] = DAYS,
     system: SystemField = None,
     cluster: ClusterField = None,
     store: StoreField = None,

@@ -27,7 +27,7 @@ from nightbridge.store.object_store import ObjectStore
 LEAST_FREE = 2_000_000_000
 """Bytes on the file system of the workspace: a checkout of Megatron-Bridge and the launcher's packages take one."""
 
-MOST_APART = 5.0
+MAX_CLOCK_DIFFERENCE = 5.0
 """Seconds between this host's clock and the file server's: what came first in a night is told by both."""
 
 _USUAL_ENDS = frozenset({*range(3), *GUARD_CODES, *range(124, 144)})
@@ -90,7 +90,7 @@ def _check_clock(folder: Path) -> None:
     with tempfile.TemporaryFile(dir=folder) as stream:
         of_files = os.fstat(stream.fileno()).st_mtime
     after = time.time()
-    if max(before - of_files, of_files - after) > MOST_APART:
+    if max(before - of_files, of_files - after) > MAX_CLOCK_DIFFERENCE:
         what = f"this host's clock and that of its files are {abs(after - of_files):,.0f} s apart"
         raise PermanentError(what, subject=str(folder), advice="Set the clocks of this host and of its file server")
 

@@ -115,5 +115,5 @@ def read_response(
         f"a compute node could not start the {doing} ({how})",
         subject=subject,
         advice=f"The nodes must see {sys.executable} under the same path; or set {instead}. "
-        "Where nightbridge was upgraded during the night, Retry the flow run: it goes on with the jobs that ran",
+        "Where nightbridge was upgraded during the night, Retry the flow run: it resumes the jobs that ran",
     )

@@ -29,7 +29,7 @@ def real_number(text: str) -> float | None:
         return None
 
 
-MOST_IN_FULL = 1e9
+MAX_WITHOUT_EXPONENT = 1e9
 """From here on, as of a loss that diverged, a number has an exponent: in full it is wider than a page."""
 
 
@@ -45,7 +45,7 @@ def format_change(change: float | None) -> str:
     if abs(change) < SMALLEST_SHOWN_CHANGE:
         return "±0.0 %"
     percent = abs(change) * 100
-    form = ",.1f" if percent < MOST_IN_FULL else ".3g"
+    form = ",.1f" if percent < MAX_WITHOUT_EXPONENT else ".3g"
     return f"{'+' if change > 0 else '−'}{percent:{form}} %"
 
 
@@ -53,7 +53,7 @@ def format_value(value: float | None, unit: str = "") -> str:
     """A value with four significant digits and its unit; a dash where there is none."""
     if value is None:
         return "–"
-    number = f"{value:,.0f}" if 1000 <= abs(value) < MOST_IN_FULL else f"{value:#.4g}".rstrip(".")
+    number = f"{value:,.0f}" if 1000 <= abs(value) < MAX_WITHOUT_EXPONENT else f"{value:#.4g}".rstrip(".")
     return f"{number} {unit}".rstrip()
 
 

@@ -126,7 +126,7 @@ def container(run: RunSpec, site: Site) -> Image:
         if known is None:
             raise
         image = known
-        run_log().warning("it was submitted before, so it goes on: %s", error)
+        run_log().warning("it was submitted before, so the run continues: %s", error)
     run_log().info("container: %s", image.path or "none, as configured")
     return image
 
@@ -214,7 +214,7 @@ def _refuse_errors(run: RunSpec, violations: Sequence[Violation], attempt_dir: P
     if found and not may_have_job(attempt_dir):
         raise InvalidInput(f"{len(found)} rule(s) broken", subject=run.test.id, violations=found)
     for violation in found:
-        run_log().warning("it was submitted before, so it goes on: %s", violation)
+        run_log().warning("it was submitted before, so the run continues: %s", violation)
 
 
 def _refuse_ended(run: RunSpec, site: Site) -> None:

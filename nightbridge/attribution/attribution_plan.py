@@ -279,7 +279,9 @@ def _folder(cluster: str, series: str) -> str:
 
 
 def _read(store: ObjectStore, key: str) -> AttributionPlan | None:
-    return read_stored(store, key, AttributionPlan, what="not an attribution", advice="Delete it to ask again")
+    return read_stored(
+        store, key, AttributionPlan, what="not an attribution", advice="Delete it to start another search"
+    )
 
 
 def _record(read: Callable[[str], RunRecord | None], row: HistoryRow) -> RunRecord:

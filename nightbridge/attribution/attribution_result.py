@@ -317,10 +317,10 @@ def sentence(result: AttributionResult) -> str:
         case "still_good":
             answer = f"nothing that changed: the bad point is as good as before today, it has passed, {sure}{rest}"
         case "indistinct":
-            answer = f"one of {', '.join(_names(result))}, {sure}; no run that starts tells them apart"
+            answer = f"one of {', '.join(_names(result))}, {sure}; no run that starts distinguishes them"
         case "undecided":
             likely = f", most likely {' and '.join(_names(result))}, {sure}" if result.factors else ""
-            answer = f"undecided{_spent(result)}{likely if cause.runs else ', for none of its runs has said anything'}"
+            answer = f"undecided{_spent(result)}{likely if cause.runs else ', for none of its runs gave a result'}"
         case "found":
             names = _names(result)
             parts = " and ".join(format_percent(round(part, 2)) for part in cause.parts)

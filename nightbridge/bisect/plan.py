@@ -7,7 +7,7 @@ Its points are the commits of a range, those of submodules among them. A commit 
 submodule's commits between two pins at once. Each is a point of its own: the tree of the commit before, with the
 submodule there. What the commit does besides comes last; one that only moves the pointer does nothing besides, so that
 it is never the one that did it. Where the two pins are on different branches, the way between them leads over their
-merge base: first the old side's commits are taken back, the newest first, then those of the new side come.
+merge base: first the old side's commits are reverted, the newest first, then those of the new side come.
 """
 
 import hashlib
@@ -74,7 +74,7 @@ class Step(RangeCommit):
     kind: StepKind = Field(
         "commit",
         description="A commit of the repository; one of a submodule that came with a bump, one that only moves "
-        "submodules of its own, or one that was taken back with it; a bump whose commits cannot be listed; or what a "
+        "submodules of its own, or one that was reverted with it; a bump whose commits cannot be listed; or what a "
         "commit does beside its bumps.",
     )
     folder: str = Field("", description="The submodule that it is a commit of; empty for the repository's own.")
@@ -269,8 +269,8 @@ def check_named(plan: BisectPlan, test_id: str, cluster: str, request: BisectReq
         InvalidInput: It searches something else.
     """
     own = {"test": plan.test_id, "cluster": plan.cluster}
-    asked = {"test": test_id, "cluster": cluster}
-    others = [f"{name} {own[name]}, not {value}" for name, value in asked.items() if value != own[name]]
+    requested = {"test": test_id, "cluster": cluster}
+    others = [f"{name} {own[name]}, not {value}" for name, value in requested.items() if value != own[name]]
     named = ("metric", "good", "bad", "repository", "run_key")
     others += [f"a question of its own, and takes no {name}" for name in named if getattr(request, name)]
     if others:

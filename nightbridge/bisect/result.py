@@ -282,7 +282,7 @@ def _lineage(plan: BisectPlan, one: Step, repository: str) -> str:
     words = {
         "inner": f", inside {by}",
         "nested": f", inside {by}",
-        "reverted": f", taken back by {by}",
+        "reverted": f", reverted by {by}",
         "bump": f", {one.bump[:12]} of {repository}",
         "rest": ", by what it does beside its bump",
     }

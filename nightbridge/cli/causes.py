@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nightbridge.models import Site, SiteChoice
 
 
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask whether it may cost what it costs.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation of the cost.")]
 MetricOption = Annotated[
     str | None, typer.Option("--metric", help="Which metric, failure or losses; what broke or became worse last.")
 ]
@@ -84,7 +84,7 @@ def bisect(
     }
     with contextlib.suppress(ValidationError):  # what is wrong with a request, the bisect says itself
         note(f"bisect of {test_id}: about {price(test_id, BisectRequest.model_validate(search), site)}")
-    if not _goes_on(yes):
+    if not _is_confirmed(yes):
         return 1
     with logged(choice, f"bisect-{slug(test_id)}"):
         result = bisect_regression(test_id, **search, **choice.parameters())
@@ -135,7 +135,7 @@ def attribute(
     }
     with contextlib.suppress(ValidationError):  # what is wrong with a request, the attribution says itself
         note(f"attribution of {test_id}: {cost_of(test_id, AttributionRequest.model_validate(request), site)}")
-    if not _goes_on(yes):
+    if not _is_confirmed(yes):
         return 1
     with logged(choice, f"attribute-{slug(test_id)}"):
         result = attribute_regression(test_id, **request, **choice.parameters())
@@ -153,7 +153,7 @@ def _named_search(site: "Site", name: str) -> tuple[str, dict[str, Any]]:
     return test_id, {"run_key": name if is_run_key(name) else None, "until": until}
 
 
-def _goes_on(yes: bool) -> bool:
+def _is_confirmed(yes: bool) -> bool:
     """Ask on a terminal whether a search may cost what was said."""
     if yes or not is_terminal(sys.stdin) or typer.confirm("continue?", err=True):
         return True

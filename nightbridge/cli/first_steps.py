@@ -110,8 +110,8 @@ def init(
     test, site = folder / f"{recipe}.toml", folder / "site.toml"
     if test.exists():
         raise InvalidInput("exists already", subject=str(test), advice="Name another folder with --out, or remove it")
-    kind = _ask("GPU type", gpu_type, "h100")
-    count = _ask("GPUs", gpus, 8)
+    kind = _prompt("GPU type", gpu_type, "h100")
+    count = _prompt("GPUs", gpus, 8)
     values = {
         "name": f"{recipe}_{kind}",
         "recipe": recipe,
@@ -121,18 +121,18 @@ def init(
         "image": image,
         "gpu_type": kind,
         "gpus": count,
-        "steps": _ask("steps of a run", steps, 50),
+        "steps": _prompt("steps of a run", steps, 50),
     }
     text = TEST.format(about=f"{recipe} on {count} {kind} GPUs", **_quoted(values))
     if not site.exists():
-        named = _ask("workspace, a folder that the compute nodes see", workspace, "/lustre/nightbridge")
+        named = _prompt("workspace, a folder that the compute nodes see", workspace, "/lustre/nightbridge")
         place = Path(os.path.expanduser(named)).absolute()
         settings = {
             "workspace": str(place),
-            "cluster": _ask("name of the cluster", cluster, "slurm"),
-            "partition": _ask("partition", partition, "batch"),
-            "account": _ask("account", account, "default"),
-            "store": _ask("store", store, f"file://{place}/store"),
+            "cluster": _prompt("name of the cluster", cluster, "slurm"),
+            "partition": _prompt("partition", partition, "batch"),
+            "account": _prompt("account", account, "default"),
+            "store": _prompt("store", store, f"file://{place}/store"),
         }
         write_file(site, SITE.format(site=site, **_quoted(settings)).encode())
         note(f"written: {site}")
@@ -174,7 +174,7 @@ def import_script(
     variables = dict(text.split("=", 1) for text in given or () if "=" in text)
     if len(variables) != len(given or ()):
         raise InvalidInput(
-            "is no NAME=VALUE, or written twice", subject="--set", advice="Write it as --set TRAIN_ITERS=20"
+            "is not NAME=VALUE, or written twice", subject="--set", advice="Write it as --set TRAIN_ITERS=20"
         )
     imported = import_script(script, image, variables)
     write_file(target, imported.toml.encode())
@@ -194,7 +194,7 @@ def explain(
     key: Annotated[str, typer.Argument(metavar="KEY", help="As cmd_args.mb, mb, or a table such as gate.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a key of a test file means: its values, its default, and for a table its keys."""
+    """Describe a key of a test file: its values, its default, and for a table its keys."""
     from nightbridge.config.schema import explain_key
 
     found, lines = explain_key(key)
@@ -223,7 +223,7 @@ def _family_of(recipe: str, version: str) -> str:
     raise InvalidInput(f"no such recipe in {version}", subject=recipe, advice=advice)
 
 
-def _ask(question: str, given: Any, usual: Any) -> Any:
+def _prompt(question: str, given: Any, usual: Any) -> Any:
     """What a flag says, else what a person answers on a terminal, else what is usual."""
     if given is not None:
         return given

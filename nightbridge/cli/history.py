@@ -180,7 +180,7 @@ def accept(
 ) -> None:
     """Acknowledge a regression, mark it as fixed, or make its level the new baseline; silences the alert.
 
-    Nothing is deleted: verdicts and history show the decision with its reason. `--undo` takes it back.
+    Nothing is deleted: verdicts and history show the decision with its reason. `--undo` withdraws it.
     """
     import getpass
 
@@ -305,7 +305,7 @@ def parity(
     if page is not None:
         write_file(page, parity_page_stored(opened, found, gate).encode())
     if gate == "convergence" and not found.own_bands:
-        note("too few good nights before the later run tell how far its losses scatter: held to the usual bands")
+        note("too few good nights before the later run show how far its losses scatter: the usual bands are used")
     document = {**found.model_dump(mode="json"), "gate": gate, "passed": not faults, "faults": faults}
     show(as_json, document, lambda: [*faults, found.result_of(gate)])
     return 1 if faults else 0

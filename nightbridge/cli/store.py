@@ -53,7 +53,7 @@ def events(
         write_file(out, content)
         note(f"{len(table)} scalars written to {out}")
     if found.damage:
-        advice = "What stands before the damage is in the table"
+        advice = "The table has everything before the damage"
         raise DamagedData("not every event file is whole", subject=str(path), advice=advice)
 
 

@@ -40,7 +40,7 @@ def validate(
     ] = None,
     as_json: JsonOption = False,
     form: Annotated[
-        OutputForm, typer.Option("--format", help="For people, for programs, or annotations of GitHub Actions.")
+        OutputForm, typer.Option("--format", help="Text, JSON, or annotations of GitHub Actions.")
     ] = "text",
     tests_dir: TestsDirOption = None,
     pinned: Annotated[

@@ -133,7 +133,7 @@ def sweep_of(sweep: SweepPolicy, agent: AgentFields, axes: Sequence[SweepAxis], 
         path = ("sweep", "metric") if "metric" in sweep.model_fields_set else ("agent_metrics", 0)
         findings.warn(
             path,
-            f"step_time is no measure of points that differ in {', '.join(work)}: the smallest step wins; "
+            f"step_time cannot compare points that differ in {', '.join(work)}: the smallest step wins; "
             "use tokens_per_gpu, the default there",
         )
     return completed

@@ -81,7 +81,7 @@ class TestTable(AgentFields):
     exclude_nodes: tuple[str, ...] = Field((), description="Hosts not to run on.")
     harvest: HarvestPolicy = Field(HarvestPolicy(), description="What is stored of a run.")
     gate: GatePolicy = Field(GatePolicy(), description="When a result is a regression.")
-    canary: bool = Field(False, description="Tell the cluster's drift from the code's; needs full commits as pins.")
+    canary: bool = Field(False, description="Separate the cluster's drift from the code's; needs full commits as pins.")
     compat: Compat = Field("none", description="`cloudai` checks by CloudAI's own constraints.")
     sweep: SweepPolicy = Field(SweepPolicy(), description="How lists are expanded.")
     dependencies: tuple[DependencyTable, ...] = Field((), description="Tests of the scenario to wait for.")

@@ -270,7 +270,7 @@ def _options(words: Iterable[str], script: Path) -> Options:
             name, _, value = word.partition("=")
             found[name] = [value] if value else []
         elif not name:
-            raise InvalidInput(f"the program gets {word!r}, which is no option", subject=str(script))
+            raise InvalidInput(f"the program gets {word!r}, which is not an option", subject=str(script))
         else:
             found[name].append(word)
     return {option: values[0] if len(values) == 1 else shlex.join(values) for option, values in found.items()}
@@ -310,7 +310,7 @@ def _test_lines(script: Path, image: str, launch: Launch, options: Options) -> I
     yield ""
     yield f"name = {toml_value(script.stem)}"
     yield 'test_template_name = "HeteroMIMO"'
-    yield from _table("cmd_args", {key: _text_where_asked(key, value) for key, value in arguments.items()})
+    yield from _table("cmd_args", {key: _text_where_required(key, value) for key, value in arguments.items()})
     for grid, sizes in grids.items():
         yield from _table(f"cmd_args.{grid}", sizes)
     yield from _table("extra_cmd_args", extra)
@@ -318,7 +318,7 @@ def _test_lines(script: Path, image: str, launch: Launch, options: Options) -> I
     yield from ("", "[[git_repos]]", 'url = "https://github.com/NVIDIA/Megatron-LM.git"', 'commit = "main"')
 
 
-def _text_where_asked(key: str, value: Any) -> Any:
+def _text_where_required(key: str, value: Any) -> Any:
     annotation = str(HeteroArguments.model_fields[key].annotation)
     return value if isinstance(value, bool) or "int" in annotation or "float" in annotation else str(value)
 

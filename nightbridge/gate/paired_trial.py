@@ -206,7 +206,7 @@ def judged(trial: Trial, arms: Sequence[TrialArm], gate: GatePolicy) -> Trial:
     return trial.model_copy(update={"arms": tuple(arms), "findings": findings, "answer": _answer(arms, findings)})
 
 
-def goes_on(trial: Trial, gate: GatePolicy, most_pairs: int | None = None) -> bool:
+def needs_another_pair(trial: Trial, gate: GatePolicy, most_pairs: int | None = None) -> bool:
     """Whether another pair is to be run.
 
     Args:

@@ -194,7 +194,7 @@ def _wrong(file: StoredFile, found: ObjectInfo | None) -> str:
     ):
         if has and expected and has != expected:
             # The ETag of one that was sent in parts says of how many bytes these were.
-            copied = "; other bytes, or copied in other parts: --deep tells" * ("-" in has + expected)
+            copied = "; other bytes, or copied in other parts: check with --deep" * ("-" in has + expected)
             return f"{file.path}: {name} {has}, expected {expected}{copied}"
     return ""
 

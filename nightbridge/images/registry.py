@@ -319,7 +319,7 @@ def _authorization(headers: Message, registry: str, reference: ImageReference, c
         server = urllib.parse.urlsplit(realm).hostname or ""
     except ValueError as error:
         raise PermanentError(
-            f"the registry's login server is no address ({realm[:80]!r})", subject=str(reference)
+            f"the registry's login server is not a valid address ({realm[:80]!r})", subject=str(reference)
         ) from error
     login = find_login(registry, token_server=server, credentials=credentials)
     query = urllib.parse.urlencode([(name, fields[name]) for name in ("service", "scope") if name in fields])

@@ -71,7 +71,7 @@ class HarvestPolicy(Model):
         False, description="Whether CloudAI's training_report.json is stored; on where `[training_report]` is written."
     )
     max_checkpoint_bytes: int = Field(
-        200_000_000_000, ge=0, description="A test that asks for a checkpoint which is likely to be larger is invalid."
+        200_000_000_000, ge=0, description="A test that requests a checkpoint which is likely to be larger is invalid."
     )
 
 
@@ -156,7 +156,7 @@ class GatePolicy(Model):
     baseline_runs: int = Field(7, ge=1, description="How many last good runs make the baseline.")
     cold_start: int = Field(7, ge=2, description="Good nights from which on a band comes from the test's own history.")
     sigmas: float = Field(4.0, gt=0, description="Half a band, in standard deviations of the test's own nights.")
-    least_change: float = Field(0.02, gt=0, description="No smaller change of one night alone is news.")
+    least_change: float = Field(0.02, gt=0, description="Changes of a single night below this are ignored.")
     p_value: float = Field(1e-5, gt=0, lt=1, description="Largest p-value of a change of level that counts.")
     minimum_change: float = Field(0.015, gt=0, description="Smallest change of level that counts.")
     skipped_iterations: int = Field(
@@ -185,7 +185,7 @@ class GatePolicy(Model):
         description="Such pairs, two runs each, that a suspicious result is given before it counts; eight times as "
         "many at most, 24 times where they speak for a regression. 0: one run is enough.",
     )
-    max_runs: int | None = Field(None, ge=0, description="Further runs of a night at most, whatever asks for them.")
+    max_runs: int | None = Field(None, ge=0, description="Further runs of a night at most, whatever requests them.")
     confirm: int | None = Field(None, ge=0, le=10, description="Up to 0.2: runs; read as half as many pairs.")
     golden: str | None = Field(None, description="Golden values to compare with, besides history: a JSON file.")
     golden_rules: GoldenPolicy = GoldenPolicy()

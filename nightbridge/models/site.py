@@ -86,7 +86,7 @@ class ClusterSettings(Model):
     name: str = Field("local", description="The cluster's name in histories and reports.")
     partition: str | None = Field(None, description="Partition to submit to; the site's default when unset.")
     account: str | None = Field(None, description="Slurm account to charge.")
-    qos: str | None = Field(None, description="Quality of service to ask for.")
+    qos: str | None = Field(None, description="Quality of service to request.")
     reservation: str | None = Field(None, description="Reservation to run in.")
     gpus_per_node: int | None = Field(None, ge=1, description="GPUs of one node; the launcher's default when unset.")
     extra_sbatch_args: tuple[str, ...] = Field((), description="Further sbatch options, as `--name=value`.")
@@ -115,7 +115,7 @@ class ClusterSettings(Model):
     segment: int | None = Field(
         None, ge=1, description="Nodes that must lie close together (--segment); the site's default when unset."
     )
-    exclusive: bool = Field(False, description="Ask for whole nodes where the launcher does not.")
+    exclusive: bool = Field(False, description="Request whole nodes where the launcher does not.")
     max_pending: float | None = Field(
         None, gt=0, description="Seconds after which a job that has not started is cancelled; never when unset."
     )
@@ -158,7 +158,7 @@ class StoreLocation(Model):
     path_style: bool = Field(True, description="Address buckets by path, as most own S3 servers need it.")
     role_arn: str | None = Field(None, description="Role to assume (STS), with the keys or the profile.")
     encryption: Literal["none", "AES256", "aws:kms"] = Field(
-        "none", description="Server-side encryption to ask for; the bucket's own default when none."
+        "none", description="Server-side encryption to request; the bucket's own default when none."
     )
     kms_key_id: str | None = Field(None, description="Key for `aws:kms`; the bucket's default key when unset.")
     storage_class: str | None = Field(None, description="Storage class of new objects, e.g. STANDARD_IA.")

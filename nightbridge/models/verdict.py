@@ -84,7 +84,7 @@ class Bump(Model):
     def __str__(self) -> str:
         count = len(self.commits) + len(self.reverted) + self.more
         of = f" of {count} commit{'s' if count > 1 else ''}" if count else ""
-        back = f", {len(self.reverted)} of them taken back" if self.reverted else ""
+        back = f", {len(self.reverted)} of them reverted" if self.reverted else ""
         return f"bump{of} of {self.folder} {self.before[:12]}..{self.after[:12]}{back}"
 
 
@@ -125,7 +125,7 @@ def _listed(commit: RangeCommit, url: str) -> Iterator[ListedCommit]:
         for one in reversed(bump.commits):
             yield ListedCommit(one, bump.url, f"{bump.folder}: {one.subject}", is_bump=False)
         for one in bump.reverted:
-            yield ListedCommit(one, bump.url, f"{bump.folder}, taken back: {one.subject}", is_bump=False)
+            yield ListedCommit(one, bump.url, f"{bump.folder}, reverted: {one.subject}", is_bump=False)
 
 
 class ValueChange(Model):

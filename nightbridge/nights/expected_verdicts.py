@@ -164,16 +164,16 @@ def _due_of(
     lacking = {begun[-1].start.night: _lacking(stand_ins, in_none)} if begun else {}
     missing: list[DueNight] = []
     # Two deployments may be due in one slot, each with tests of its own.
-    told: dict[datetime | None, set[str]] = defaultdict(set)
+    covered: dict[datetime | None, set[str]] = defaultdict(set)
     for night in begun:
-        told[night.start.slot].update(night.start.test_ids, of_file)
+        covered[night.start.slot].update(night.start.test_ids, of_file)
     unmet = _without_night(slots, [night.start.slot for night in begun if night.start.slot])
     for slot in unmet if begun or slots else [None]:
-        last = _last_before(nights, morning, slot, told[slot])
-        tests = tuple(test for test in of_file or (last.start.test_ids if last else ()) if test not in told[slot])
-        if told[slot] and not tests:
+        last = _last_before(nights, morning, slot, covered[slot])
+        tests = tuple(test for test in of_file or (last.start.test_ids if last else ()) if test not in covered[slot])
+        if covered[slot] and not tests:
             continue
-        told[slot].update(tests)
+        covered[slot].update(tests)
         found = _stand_ins(by_hand, slot, tests)
         stand_ins += (night for night in found if night not in stand_ins)
         if (rest := _lacking(found, tests)) or not found:
@@ -201,17 +201,17 @@ def _lacking(nights: Iterable[Night], expected: Iterable[str]) -> tuple[str, ...
 
 
 def _last_before(
-    nights: Iterable[Night], morning: Morning, slot: datetime | None, told: AbstractSet[str]
+    nights: Iterable[Night], morning: Morning, slot: datetime | None, covered: AbstractSet[str]
 ) -> Night | None:
     """The newest night of the days before, if possible of the slot's own time: another schedule may have other tests.
 
-    Of several in one slot it is one that has none of the tests told already. Else scheduled if possible: one by hand
+    Of several in one slot it is one that has none of the tests covered already. Else scheduled if possible: one by hand
     may be of a few tests.
     """
     clock = slot.astimezone(morning.zone).time() if slot else None
 
     def preference(night: Night) -> tuple[bool, bool, bool, datetime]:
-        own, is_new = night.start.slot, told.isdisjoint(night.start.test_ids)
+        own, is_new = night.start.slot, covered.isdisjoint(night.start.test_ids)
         return own is not None, own is not None and own.astimezone(morning.zone).time() == clock, is_new, _moment(night)
 
     earlier = [night for night in nights if _moment(night) <= morning.days_before(1)]

@@ -120,7 +120,7 @@ class _Beats:
         self._me = this_process()
         self._stopped = threading.Event()
         self._taken = False
-        self._try(self._refresh, "could not record that this process lives")
+        self._try(self._refresh, "could not record that this process is alive")
         self._thread = threading.Thread(target=self._beat, name=path.name, daemon=True)
         self._thread.start()
 
@@ -130,7 +130,7 @@ class _Beats:
 
     def _beat(self) -> None:
         while not self._stopped.wait(self._interval):
-            self._try(self._refresh, "could not record that this process lives")
+            self._try(self._refresh, "could not record that this process is alive")
         self._try(self._remove, "could not be removed")
 
     def _refresh(self) -> None:

@@ -40,7 +40,7 @@ from nightbridge.store.object_store import ObjectStore
 
 EXIT_MISSING, EXIT_INVALID = 4, 2
 DAYS = 7
-MOST_DAYS = 36_500
+MAX_DAYS = 36_500
 """The calendar has a first year."""
 
 
@@ -91,7 +91,7 @@ class WatchSettings(Model):
     by: time
     zone: ZoneInfo | None = Field(None, description="The zone of `by`; this machine's own when None.")
     files: tuple[Path, ...] = Field((), description="Scenarios that are expected whatever the store has.")
-    days: int = Field(DAYS, ge=1, le=MOST_DAYS, description="How far back nights in the store count as expected again.")
+    days: int = Field(DAYS, ge=1, le=MAX_DAYS, description="How far back nights in the store count as expected again.")
 
 
 class Watch(Model):
@@ -100,7 +100,7 @@ class Watch(Model):
     by: datetime
     nights: tuple[WatchedNight, ...] = ()
     troubles: tuple[str, ...] = Field((), description="What it could not look at.")
-    invalid: tuple[str, ...] = Field((), description="What the person named and cannot be read.")
+    invalid: tuple[str, ...] = Field((), description="What the user named and cannot be read.")
 
     @property
     def missing(self) -> tuple[MissingVerdict, ...]:
@@ -129,8 +129,8 @@ def watch_settings(
     Raises:
         InvalidInput: The time or the zone cannot be read, or there is no day to look at.
     """
-    if not 1 <= days <= MOST_DAYS:
-        advice = f"Give 1 to {MOST_DAYS:,}, as 7"
+    if not 1 <= days <= MAX_DAYS:
+        advice = f"Give 1 to {MAX_DAYS:,}, as 7"
         raise InvalidInput("not a number of days to look back", subject=str(days), advice=advice)
     try:
         clock = datetime.strptime(by, "%H:%M").time()
@@ -202,7 +202,7 @@ def _named(files: Sequence[Path]) -> tuple[dict[str, Expected], list[str]]:
 _PROCESS: Mapping[bool | None, str] = {
     True: "",
     False: "the night's process is gone",
-    None: "whether the night's process lives is unknown",
+    None: "whether the night's process is alive is unknown",
 }
 
 _WORDS: Mapping[tuple[RunPhase, bool], tuple[MissingCause, str]] = {

@@ -193,7 +193,7 @@ def _of_pool(
     workers = server.find(f"/work_pools/{quote(pool)}/workers/filter", {})
     if not any(worker["status"] == "ONLINE" for worker in workers):
         beats = [datetime.fromisoformat(worker["last_heartbeat_time"]) for worker in workers]
-        last = f"the last one was heard at {clock(max(beats))}" if beats else "there has never been one"
+        last = f"the last heartbeat was at {clock(max(beats))}" if beats else "none has ever been"
         yield MissingCause.WORKER_AWAY, f"worker away: no worker of the work pool {pool} is online, {last}"
 
 

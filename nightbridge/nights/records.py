@@ -181,7 +181,7 @@ class NightEnd(StoredModel):
     exit_code: int
     verdicts: tuple[NightVerdict, ...]
     report: str = ""
-    cancelled: bool = Field(False, description="Whether a person cancelled it before it had its report.")
+    cancelled: bool = Field(False, description="Whether a user cancelled it before it had its report.")
 
     @property
     def title(self) -> str:

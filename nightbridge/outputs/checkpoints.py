@@ -268,7 +268,7 @@ def _unknown_layout(path: Path, files: Sequence[Path], proof: Proof) -> Iterator
     if not proof.extents and not proof.unproven:
         yield "nothing in it has a checksum"
     elif ".metadata" not in names:
-        yield "without .metadata nothing says which files it has to have"
+        yield "without .metadata it is unknown which files it has to have"
     elif "metadata.json" in names:
         if json.loads(read_regular(path / "metadata.json", limit=MAX_CONFIG_BYTES)) != _TORCH_DIST:
             yield "metadata.json names a format that this release does not know"

@@ -338,7 +338,9 @@ def read_logs(paths: Sequence[Path]) -> LogReading:
             damage.append(f"{path.name}: cannot read the log: {error.strerror or error}")
         reader.end_file()
     if impossible := reader.impossible:
-        damage.append(f"the log: {len(impossible)} steps with a count that is no whole number, first `{impossible[0]}`")
+        damage.append(
+            f"the log: {len(impossible)} steps with a count that is not a whole number, first `{impossible[0]}`"
+        )
     return LogReading(
         steps=tuple(reader.steps),
         values={metric: tuple(values) for metric, values in reader.values.items()},

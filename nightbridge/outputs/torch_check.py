@@ -75,7 +75,7 @@ def load_with_torch(path: Path, python: str) -> Loaded:
     loaded = Loaded.model_validate(answer)
     if not loaded.tensors and not loaded.objects:
         advice = "What else is in it needs the program that wrote it"
-        raise PermanentError("there is nothing in it that torch was asked to load", subject=str(path), advice=advice)
+        raise PermanentError("it holds nothing that torch can load", subject=str(path), advice=advice)
     return loaded
 
 

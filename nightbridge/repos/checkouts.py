@@ -220,7 +220,7 @@ def _really_moved(mirror: Mirror, commit: str, moved: Mapping[str, str]) -> dict
     pinned = {one.path: one.commit for one in find_submodules(mirror, commit)} if moved else {}
     for path in moved:
         if path not in pinned:
-            what = f"{path} is no submodule"
+            what = f"{path} is not a submodule"
             advice = f"Its submodules are {', '.join(pinned)}" if pinned else "It has no submodules"
             raise InvalidInput(what, subject=f"{masked(mirror.url)} at {commit[:12]}", advice=advice)
     return {path: pin for path, pin in sorted(moved.items()) if pin != pinned[path]}

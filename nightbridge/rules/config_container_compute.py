@@ -249,7 +249,7 @@ def _precision_recipe(c: ConfigContainer) -> Iterator[str]:
     named = c.value("mixed_precision")
     if isinstance(named, str) and named.replace("-", "_") not in _RECIPES:
         near = difflib.get_close_matches(named, _RECIPES, n=1, cutoff=0.3)
-        yield f"mixed_precision {named!r} is no recipe; use {', '.join(near or sorted(_RECIPES))}"
+        yield f"mixed_precision {named!r} is not a recipe; use {', '.join(near or sorted(_RECIPES))}"
 
 
 @rule("container-deterministic", VALIDATE, ("model.deterministic_mode", "env_vars.NCCL_ALGO"))
@@ -383,7 +383,7 @@ def _offload_modules(c: ConfigContainer) -> Iterator[str]:
     for module in sorted(modules.difference(_OFFLOADED)):
         # A branch of Megatron-LM may offload more, but hardly what is nearly a name of these.
         if near := difflib.get_close_matches(module, _OFFLOADED, n=1, cutoff=0.85):
-            yield f"model.offload_modules {module!r} is no module that is offloaded; use {near[0]}"
+            yield f"model.offload_modules {module!r} is not a module to offload; use {near[0]}"
     inside = sorted(modules & {"moe_act", "expert_fc1", "fused_group_mlp"})
     recomputed = c.value("model.recompute_granularity") == "selective" and "moe" in c.names("model.recompute_modules")
     if _is_nested(c) and inside and recomputed:

@@ -45,7 +45,9 @@ def _stages_of(layout: object) -> list[list[str]] | None:
         for pattern in _REPEATED:
             text = pattern.sub(_unrolled, text)
         if unknown := [letter for letter in text if letter not in "|" and letter not in _LETTERS]:
-            raise ValueError(f"has {unknown[0]!r}, which is no layer; write E, t, m, L, | and repetitions as (tt|)*3")
+            raise ValueError(
+                f"has {unknown[0]!r}, which is not a layer; write E, t, m, L, | and repetitions as (tt|)*3"
+            )
         return [[_LETTERS[letter] for letter in stage] for stage in text.split("|")]
     if not isinstance(layout, list) or not all(isinstance(stage, list) for stage in layout):
         return None
@@ -53,7 +55,7 @@ def _stages_of(layout: object) -> list[list[str]] | None:
         return None
     stages = [[layer.strip().lower() for layer in stage] for stage in layout]
     if unknown := [layer for stage in stages for layer in stage if layer not in _LETTERS.values()]:
-        raise ValueError(f"has {unknown[0]!r}, which is no layer; write {', '.join(_LETTERS.values())}")
+        raise ValueError(f"has {unknown[0]!r}, which is not a layer; write {', '.join(_LETTERS.values())}")
     return stages
 
 

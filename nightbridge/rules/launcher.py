@@ -222,7 +222,7 @@ def _wandb(run: RuleContext) -> Iterator[str]:
         name = str(run.args.get(field) or "")
         if name and wandb_text(name) is None:
             odd = unreadable(name)
-            what = f"has {odd!r}, which Hydra cannot read" if odd else f"= {name!r} is no text to Hydra"
+            what = f"has {odd!r}, which Hydra cannot read" if odd else f"= {name!r} is not text to Hydra"
             yield f"cmd_args.{field} {what}, so no run is logged to W&B; write another name"
 
 

@@ -302,7 +302,7 @@ def _recompute_known(run: RuleContext) -> Iterator[str]:
     for module in items_of(run.args.get("recompute_modules") or ()):
         near = get_close_matches(module.lower(), _RECOMPUTED, n=1, cutoff=0.85)
         if module not in (*_RECOMPUTED, *_RECOMPUTED_ON_BRANCHES) and (near or is_as_released):
-            yield f"recompute_modules {module!r} is no module that is recomputed; use {', '.join(near or _RECOMPUTED)}"
+            yield f"recompute_modules {module!r} is not a module to recompute; use {', '.join(near or _RECOMPUTED)}"
 
 
 @rule("fsdp-graphs", _MEGATRON_CORE, cmd_args("use_megatron_fsdp cuda_graph_impl"))

@@ -70,7 +70,7 @@ def _nodes_filled(run: RuleContext) -> Iterator[str]:
         guess = f" (as {run.args.get('gpu_type')} nodes usually have; the cluster may differ)" if unknown else ""
         sizes = run.layout(*PARALLEL)
         odd = nodes * per_node % math.prod(sizes.values())
-        fails = f", which is no multiple of {run.shown(sizes)}, and Megatron-Core refuses them" if odd else ""
+        fails = f", which is not a multiple of {run.shown(sizes)}, and Megatron-Core refuses them" if odd else ""
         yield (
             f"num_gpus {run.gpus} do not fill nodes of {per_node} GPUs{guess}: the launcher starts {per_node} tasks "
             f"on each of {nodes}, so {nodes * per_node} GPUs train{fails}; write num_gpus = {nodes * per_node}, or "
@@ -171,7 +171,7 @@ def _pin(run: RuleContext) -> Iterator[str]:
         if not repository.url.strip():
             yield f"{table}: url is empty; write the address of the repository"
         if not is_ref(repository.commit):
-            yield f"{table}: commit = {repository.commit!r} is no branch, tag or commit; write one"
+            yield f"{table}: commit = {repository.commit!r} is not a branch, tag or commit; write one"
 
 
 @rule("partition-exists", _SLURM, (), needs="limits")

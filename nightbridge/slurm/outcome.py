@@ -137,7 +137,7 @@ class _Case(NamedTuple):
         """The name of whom Slurm names by a uid, where this host knows it."""
         who = self.status.cancelled_by
         with contextlib.suppress(KeyError):
-            return pwd.getpwuid(int(who)).pw_name if who.isdecimal() else who or "nobody that Slurm names"
+            return pwd.getpwuid(int(who)).pw_name if who.isdecimal() else who or "an unknown user"
         return f"uid {who}"
 
     @property

@@ -301,7 +301,7 @@ class Watcher:
                 self._look_for_lost()
                 self._enforce_policies()
             except Exception:
-                log.exception("watching %d jobs met an error; it goes on", len(jobs))
+                log.exception("error while watching %d jobs, continuing", len(jobs))
             self._sleep()
 
     def _query(self, jobs: Sequence[Job]) -> None:

@@ -343,7 +343,7 @@ class S3Store:
         raise TransientError(
             f"ETag {answered} for bytes whose MD5 is {md5}",
             subject=f"s3://{self.bucket}/{key}",
-            advice="Check what stands between this machine and the S3 server",
+            advice="Check the proxies between this machine and the S3 server",
         )
 
 

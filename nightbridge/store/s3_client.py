@@ -317,7 +317,7 @@ _TRANSIENT_EXCEPTIONS = {
     ),
     "ResponseParserError|NotS3Response|MissingEtag|NotPartial": (
         "not an S3 response",
-        "Check that the endpoint is an S3 server, and what stands before it",
+        "Check that the endpoint is an S3 server, and any proxy before it",
     ),
 }
 

@@ -223,7 +223,7 @@ class Uploader:
                 raise
             # SeaweedFS tells of no checksum, and refuses an upload of which some parts have one and others none.
             self._abort(key, upload.id)
-            raise UploadGone("cannot be resumed", subject=self._url(key), advice="It is sent anew") from error
+            raise UploadGone("cannot be resumed", subject=self._url(key), advice="It is sent again") from error
         # Ceph and others do not give an object the tags that its upload was created with.
         self.tag(key)
         # Ceph's answer has no ETag.

@@ -171,7 +171,7 @@ NAMED = {
     "records": ["cancellation.json: cannot be read as Cancellation"],
     "numbers": [
         "lines of the log are longer than 8192 bytes",
-        "5 steps with a count that is no whole number, first `inf`",
+        "5 steps with a count that is not a whole number, first `inf`",
         "exit_code: not a file with a number",
     ],
     "swapped": [

@@ -137,7 +137,7 @@ def test_what_nothing_did_is_said(value: float, words: str) -> None:
 def test_where_no_run_has_started_nothing_is_called_likely() -> None:
     lost = [exchange_run((True,) * 4, None, 1, VerdictStatus.FAILED)]
 
-    assert sentence(evaluate(ATTRIBUTION_PLAN, lost)).startswith("undecided, for none of its runs has said anything; ")
+    assert sentence(evaluate(ATTRIBUTION_PLAN, lost)).startswith("undecided, for none of its runs gave a result; ")
 
 
 @pytest.mark.parametrize("value", [1.08, 1.0])

@@ -165,7 +165,7 @@ def test_what_a_bump_does_besides_is_said_to_be_the_cause() -> None:
 def test_a_commit_that_a_bump_took_back_is_said_to_be_the_cause() -> None:
     lines = lines_of(plan_of(commit("B", bump("xy", "pq"), only=True)), 2)
 
-    assert f"  {CORE} p Subject p (Ada, 2026-11-16 00:00 +0000), taken back by the bump of 4 commits B" in lines
+    assert f"  {CORE} p Subject p (Ada, 2026-11-16 00:00 +0000), reverted by the bump of 4 commits B" in lines
 
 
 def test_bumps_of_submodules_that_are_not_checked_out_are_said_not_to_be_searched() -> None:

@@ -194,10 +194,10 @@ def test_points_that_do_other_work_in_a_step_are_not_compared_by_its_time(load: 
     assert only(load(args=axis)).sweep.metric == "tokens_per_gpu"
     assert only(load(args="tp = [1, 2]")).sweep.metric == "step_time"
     assert only(written).sweep.metric == "step_time"
-    told = f"sweep.metric: step_time is no measure of points that differ in {axis.split()[0]}: the smallest step wins"
+    told = f"sweep.metric: step_time cannot compare points that differ in {axis.split()[0]}: the smallest step wins"
     assert any(told in warning for warning in written.warnings)
     agent = load('agent_metrics = ["default"]', axis)
-    assert any("agent_metrics[0]: step_time is no measure" in warning for warning in agent.warnings)
+    assert any("agent_metrics[0]: step_time cannot compare" in warning for warning in agent.warnings)
 
 
 def test_our_own_sweep_table_wins_over_an_agent(load: Loader) -> None:

@@ -14,9 +14,9 @@ from nightbridge.gate.paired_trial import (
     Trial,
     TrialArm,
     arm_result,
-    goes_on,
     judged,
     markdown,
+    needs_another_pair,
     noise_of_history,
     of_commits,
     plan_trial,
@@ -69,14 +69,14 @@ def test_the_answer_and_whether_another_pair_is_run(
 ) -> None:
     trial = judged(TRIAL, arms(pairs), GATE)
 
-    assert (trial.answer, goes_on(trial, GATE)) == (answer, more)
+    assert (trial.answer, needs_another_pair(trial, GATE)) == (answer, more)
 
 
 def test_no_more_pairs_are_run_than_were_asked_for() -> None:
     trial = judged(TRIAL, arms([(1.0, 1.0)]), GATE)
 
-    assert goes_on(trial, GATE, 2)
-    assert not goes_on(trial, GATE, 1)
+    assert needs_another_pair(trial, GATE, 2)
+    assert not needs_another_pair(trial, GATE, 1)
 
 
 def test_what_a_cluster_does_to_both_arms_is_no_regression() -> None:
@@ -154,7 +154,7 @@ def test_a_run_that_did_not_do_all_its_steps_measures_nothing_whoever_ended_it(o
 
     assert (ended[number - 1].values, trial.findings, trial.answer) == ({}, (), "open")
     assert f"Pair 1, {ended[number - 1].arm.role}: {ended[number - 1].status}: " in markdown(trial)
-    assert goes_on(trial, GATE)
+    assert needs_another_pair(trial, GATE)
 
 
 def test_the_comment_has_a_row_for_each_metric_and_says_what_failed() -> None:

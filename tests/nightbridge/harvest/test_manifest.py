@@ -91,8 +91,8 @@ MD5, IN_ONE_PART, IN_TWO_PARTS = "0" * 32, f"{'1' * 32}-1", f"{'2' * 32}-2"
     ("expected", "has", "said"),
     [
         (MD5, "f" * 32, ""),
-        (MD5, IN_ONE_PART, "; other bytes, or copied in other parts: --deep tells"),
-        (IN_TWO_PARTS, IN_ONE_PART, "; other bytes, or copied in other parts: --deep tells"),
+        (MD5, IN_ONE_PART, "; other bytes, or copied in other parts: check with --deep"),
+        (IN_TWO_PARTS, IN_ONE_PART, "; other bytes, or copied in other parts: check with --deep"),
     ],
 )
 def test_an_etag_that_a_copy_in_other_parts_may_have_made_is_no_proof_of_damage(

@@ -328,7 +328,7 @@ class TestWhyAVerdictIsMissing:
 
         ended, going = watch.missing
         assert ended.cause is MissingCause.UNKNOWN
-        assert ended.why.endswith("(COMPLETED), and whether the night's process lives is unknown")
+        assert ended.why.endswith("(COMPLETED), and whether the night's process is alive is unknown")
         assert going.cause is MissingCause.RUNNING
         assert any(str(nights) in trouble for trouble in watch.troubles)
 

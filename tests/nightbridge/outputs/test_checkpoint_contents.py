@@ -30,7 +30,7 @@ DATA = Path(__file__).parent / "data"
 HARMFUL = json.loads((DATA / "torch_2_13_checkpoints.harmful_flips.json").read_text())
 UNPROVEN = {
     "Hugging Face": "is a safetensors file, which has no checksum",
-    "Megatron-LM, torch": "without .metadata nothing says which files it has to have",
+    "Megatron-LM, torch": "without .metadata it is unknown which files it has to have",
     "Megatron-LM, torch_dcp": "without metadata.json it is torch_dcp or fsdp_dtensor, unless that file was lost",
     "checksums off": "the writer of __0_0.distcp had checksums switched off",
 }

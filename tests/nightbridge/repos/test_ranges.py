@@ -125,7 +125,7 @@ def test_a_bump_to_another_branch_has_both_sides(family: tuple[Any, Any], worksp
     (found,) = over.bumps
     assert (found.base, [one.commit for one in found.reverted]) == (base, old)
     assert [one.commit for one in found.commits] == [new]
-    assert str(found).endswith(", 2 of them taken back")
+    assert str(found).endswith(", 2 of them reverted")
     assert (down.bumps[0].base, down.bumps[0].commits) == (base, ())
     assert [one.commit for one in down.bumps[0].reverted] == [new]
 

@@ -211,7 +211,7 @@ def _revision(folder: Path, name: str) -> str:
 
 
 def test_a_moved_folder_that_is_no_submodule_is_named(mirror: Mirror, workspace: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"3rdparty/LM is no submodule.*3rdparty/Megatron-LM"):
+    with pytest.raises(InvalidInput, match=r"3rdparty/LM is not a submodule.*3rdparty/Megatron-LM"):
         check_out(
             mirror, "main", mirror.resolve("main"), workspace, with_submodules=True, moved={"3rdparty/LM": "a" * 40}
         )

@@ -104,7 +104,7 @@ BREAKS: list[tuple[str, dict[str, Any], str]] = [
     ("container-learning-rate", {"optimizer.lr": 1e-4, "optimizer.min_lr": 1e-3}, "0.001 is more than optimizer.lr"),
     ("container-types", {"model.transformer.num_layers": "abc"}, "a whole number or null, not 'abc'"),
     ("container-types", {"optimizer.lr": [1, 2]}, "optimizer.lr is a number or null, not [1, 2]"),
-    ("container-precision-recipe", {"mixed_precision": "bf16-mixd"}, "'bf16-mixd' is no recipe; use bf16_mixed"),
+    ("container-precision-recipe", {"mixed_precision": "bf16-mixd"}, "'bf16-mixd' is not a recipe; use bf16_mixed"),
     ("container-local-graphs", {"model.transformer.cuda_graph_impl": "local"}, 'write "full_iteration"'),
     (
         "container-inference-graphs",
@@ -134,9 +134,13 @@ BREAKS: list[tuple[str, dict[str, Any], str]] = [
         "must begin with the embedding (E), end with the loss",
     ),
     ("container-layout", {**STAGES, LAYOUT: "Et*8|(t*8|)*2t*8L", FIRST: 8}, f"layout excludes {FIRST}; keep one kind"),
-    ("container-layout", {LAYOUT: "Et*32x|L"}, "'x', which is no layer; write E, t, m, L, | and repetitions"),
+    ("container-layout", {LAYOUT: "Et*32x|L"}, "'x', which is not a layer; write E, t, m, L, | and repetitions"),
     ("container-layout", {LAYOUT: "Et*999999999999L"}, "repeats 't' 999999999999 times; write the number of layers"),
-    ("container-layout", {LAYOUT: [["embedding", "decodr"], ["loss"]]}, "'decodr', which is no layer; write embedding"),
+    (
+        "container-layout",
+        {LAYOUT: [["embedding", "decodr"], ["loss"]]},
+        "'decodr', which is not a layer; write embedding",
+    ),
     (
         "container-layout",
         {**STAGES, LAYOUT: "Et*8|t*8|t*8|t*8L", "model.virtual_pipeline_model_parallel_size": 2},
@@ -214,7 +218,7 @@ BREAKS: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("container-offload-modules", {**OFFLOADS, "model.cpu_offloading": True}, "excludes model.cpu_offloading"),
     ("container-offload-modules", {**OFFLOADS, "model.offload_modules": ["attn_proj"]}, "attn_proj needs core_attn"),
-    ("container-offload-modules", {**OFFLOADS, "model.offload_modules": ["moe_acts"]}, "'moe_acts' is no module"),
+    ("container-offload-modules", {**OFFLOADS, "model.offload_modules": ["moe_acts"]}, "'moe_acts' is not a module"),
     (
         "container-offload-modules",
         {**OFFLOADS, **SELECTIVE, **MOE_AGAIN, "model.offload_modules": ["expert_fc1"]},

@@ -120,7 +120,7 @@ SCHEMA = ConfigSchema(
             "error",
             "scheduler.lr_decay_iters 0: the learning rate needs at least one step to decay",
         ),
-        ({"mixed_precision": "bf17_mixed"}, "error", "mixed_precision 'bf17_mixed' is no recipe; use bf16_mixed"),
+        ({"mixed_precision": "bf17_mixed"}, "error", "mixed_precision 'bf17_mixed' is not a recipe; use bf16_mixed"),
     ],
 )
 def test_overrides_are_checked_in_the_defaults_of_the_pinned_classes(

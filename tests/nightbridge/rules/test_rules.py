@@ -160,7 +160,7 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {},
         "* data parallel size 16 (num_gpus 12,",
     ),
-    ("nodes-filled", {"num_gpus": 12, "tp": 3}, {}, "so 16 GPUs train, which is no multiple of tp 3, and Megatron-"),
+    ("nodes-filled", {"num_gpus": 12, "tp": 3}, {}, "so 16 GPUs train, which is not a multiple of tp 3, and Megatron-"),
     ("learning-rate", {"use_recipes": True, "lr": -1.0}, {}, "cmd_args.lr = -1 must not be negative"),
     ("learning-rate", {"use_recipes": True, "lr": 1e-4, "min_lr": 1e-3}, {}, "min_lr 0.001 is more than lr 0.0001"),
     ("expert-gpus-divide", {"et": 1, "ep": 12}, {}, "et 1 * ep 12 = 12"),
@@ -199,12 +199,12 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     ("virtual-pipeline", {"pp": 1}, {"extra_cmd_args": {VP: "1"}}, f"{VP} 1 splits the stages"),
     ("dispatcher-gpu", {"gpu_type": "gb200", "moe_flex_dispatcher_backend": "deepep"}, {}, "is ignored on gb200"),
-    ("recompute-known", {"recompute_modules": ["mlp", "core_atn"]}, {}, "'core_atn' is no module"),
+    ("recompute-known", {"recompute_modules": ["mlp", "core_atn"]}, {}, "'core_atn' is not a module"),
     (
         "recompute-known",
         {"recompute_modules": "MLP"},
         {"version": "main"},
-        "'MLP' is no module that is recomputed; use mlp",
+        "'MLP' is not a module to recompute; use mlp",
     ),
     ("recompute-known", {"recompute_modules": "attention"}, {}, "use core_attn, moe_act"),
     ("fsdp-sizes", {"use_megatron_fsdp": True}, {"extra_cmd_args": {CP: "2"}}, f"not {CP} 2;"),
@@ -269,7 +269,7 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {},
         "9 decoder layers (t), not the model's 8",
     ),
-    ("pipeline-layout", {**DEEPSEEK, LAYOUT: "Et*4|(t*4|)*14dmL"}, {}, "'d', which is no layer; write E, t, m, L"),
+    ("pipeline-layout", {**DEEPSEEK, LAYOUT: "Et*4|(t*4|)*14dmL"}, {}, "'d', which is not a layer; write E, t, m, L"),
     (
         "hybridep-domain",
         {**DEEPSEEK, "ep": 128, "gpu_type": "gb300"},
@@ -320,7 +320,7 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "cmd_args.data = 'rp2' needs cmd_args.index_mapping_dir",
     ),
     ("data-needs", {"tokenizer_type": "SentencePieceTokenizer"}, {}, "needs cmd_args.tokenizer_model; write it"),
-    ("pin-syntax", {}, {"version": ""}, "git_repos: commit = '' is no branch, tag or commit"),
+    ("pin-syntax", {}, {"version": ""}, "git_repos: commit = '' is not a branch, tag or commit"),
     (
         "pin-syntax",
         {},
@@ -388,7 +388,7 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "wandb-together",
         {"wandb_project_name": "1.10", "wandb_experiment_name": "e"},
         {"secrets": {"WANDB_API_KEY": SecretRef(source="env", name="WANDB_API_KEY")}},
-        "cmd_args.wandb_project_name = '1.10' is no text to Hydra",
+        "cmd_args.wandb_project_name = '1.10' is not text to Hydra",
     ),
 ]
 
