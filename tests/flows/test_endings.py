@@ -162,12 +162,12 @@ def stop_at(moment: str, run: Run, number: signal.Signals) -> tuple[int, str, fl
     return run.process.returncode, err, time.monotonic() - begun
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("moment", any_of(MOMENTS))
+@pytest.mark.parametrize("told", any_of(f"{moment} {name}" for moment in MOMENTS for name in ("SIGINT", "SIGTERM")))
 def test_told_to_end_it_ends_within_seconds_and_no_flow_run_stays_running(
-    start: Callable[[], Run], tmp_path: Path, silent_remote: str, moment: str, number: signal.Signals
+    start: Callable[[], Run], tmp_path: Path, silent_remote: str, told: str
 ) -> None:
-    moment = pick(moment)
+    moment, name = pick(told).split()
+    number = signal.Signals[name]
     if moment == "clone":
         set_remote(tmp_path / "conf", silent_remote)
     run = start()
