@@ -29,7 +29,7 @@ from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.files import remove_tree
 from nightbridge.locking import lease
 from nightbridge.models import Model, PinnedRepository
-from nightbridge.repos.git import attempt, git, masked, readable
+from nightbridge.repos.git import attempt, git, masked, one_line
 from nightbridge.repos.mirrors import Mirror, clone_at
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def check_out(
         commit=commit,
         path=folder,
         **mirror.about(commit).model_dump(),
-        lfs_pointers=tuple(map(readable, pointers)),
+        lfs_pointers=tuple(map(one_line, pointers)),
         submodules=pinned_commits(folder, timeout=mirror.timeout),
     )
 

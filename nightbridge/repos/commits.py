@@ -16,7 +16,7 @@ from nightbridge.errors import InvalidInput, PermanentError
 from nightbridge.locking import get_or_create
 from nightbridge.models import Bump, RangeCommit, Site, StoredModel, utc_now
 from nightbridge.repos.checkouts import find_submodules
-from nightbridge.repos.git import absolute_url, attempt, git, masked, readable, time_of
+from nightbridge.repos.git import absolute_url, attempt, git, masked, one_line, time_of
 from nightbridge.repos.mirrors import Mirror
 
 
@@ -191,8 +191,8 @@ def _main_line(mirror: Mirror, good: str, bad: str, *more: str) -> tuple[RangeCo
         found.append(
             RangeCommit(
                 commit=commit,
-                subject=readable(subject),
-                author=readable(author),
+                subject=one_line(subject),
+                author=one_line(author),
                 authored_at=time_of(authored_at),
                 bumps=bumps,
                 only_bumps=only_bumps,

@@ -203,7 +203,7 @@ def git(*arguments: str | Path, timeout: float, folder: Path | None = None, subj
     return finished.stdout.decode(errors="surrogateescape").rstrip("\n")
 
 
-def readable(text: str) -> str:
+def one_line(text: str) -> str:
     """What people have named or written, as one line of any document or terminal: what is not UTF-8 becomes �."""
     letters = text.encode(errors="surrogateescape").decode(errors="replace")
     return "".join(letter if letter.isprintable() else " " for letter in letters)

@@ -22,7 +22,7 @@ from nightbridge.errors import AccessRefused, InvalidInput, PermanentError
 from nightbridge.locking import Lease, lease
 from nightbridge.models import Model
 from nightbridge.models.scenario import is_ref
-from nightbridge.repos.git import absolute_url, attempt, git, masked, readable, repository_name, time_of
+from nightbridge.repos.git import absolute_url, attempt, git, masked, one_line, repository_name, time_of
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Mirror:
         if old == new or not self.has(old):
             return ()
         log_of_range = self._git("log", f"--max-count={_COMMITS_SHOWN}", "--format=%h %s", f"{old}..{new}")
-        lines = [readable(line) for line in log_of_range.split("\n") if line]
+        lines = [one_line(line) for line in log_of_range.split("\n") if line]
         if len(lines) < _COMMITS_SHOWN:
             return tuple(lines)
         count = int(self._git("rev-list", "--count", f"{old}..{new}"))
@@ -138,7 +138,7 @@ class Mirror:
         # Of a commit without a message the second line is missing: the output's last line end is cut off.
         when, _, subject = self._git("show", "--no-patch", "--format=%cI%n%s", commit).partition("\n")
         describe = self._git("describe", "--tags", "--always", commit)
-        return Commit(subject=readable(subject), committed_at=time_of(when), describe=readable(describe))
+        return Commit(subject=one_line(subject), committed_at=time_of(when), describe=one_line(describe))
 
     def lease(self) -> AbstractContextManager[Lease]:
         """The lease under which the mirror changes, and under which its files may be linked elsewhere."""
