@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from examples.practice.repositories import add_submodule, bump_submodule, commit_many
+from examples.practice.repositories import commit_many
 from nightbridge.attribution.attribution_result import AttributionResult, sentence
 from nightbridge.flows import nightly_regression
+from nightbridge.harvest.manifest import load_record
 from nightbridge.history.reading import find_series, read_history
 from nightbridge.models import VerdictStatus
 from tests.flows.attributed_practice import SLOW, TEST, Practice
@@ -35,9 +36,10 @@ class Attributed:
 @pytest.fixture(scope="module")
 def attributed(tmp_path_factory: pytest.TempPathFactory, environments_dir: Path, flows_here: None) -> Attributed:
     practice = Practice(tmp_path_factory.mktemp("attribute"), environments_dir)
-    practice.run("n1", 1.3)
+    practice.variables = {"PRACTICE": "same"}
+    practice.run("n1", 1.0)
     commits = commit_many(practice.repositories, ["Tidy", "Synchronise after every bucket", "Document"], SLOW)
-    assert practice.run("n2", 1.3, exclude=["node1"]) is VerdictStatus.REGRESSED
+    assert practice.run("n2", 1.0, exclude=["node1"]) is VerdictStatus.REGRESSED
     stopped = practice.attribute(most_runs=2)
     jobs_when_stopped = practice.jobs
     result = practice.attribute()
@@ -50,7 +52,7 @@ def test_the_commit_is_named_and_every_other_axis_is_cleared(attributed: Attribu
     result = attributed.result
     (within,) = result.descents
 
-    assert result.plan.axes == ("megatron_bridge", "environment", "nodes")
+    assert result.plan.axes == ("megatron_bridge", "nodes")
     assert [factor.name for factor in result.factors] == ["Megatron-Bridge"]
     assert [culprit.commit for culprit in within.culprits] == [attributed.commits[1]]
     assert result.is_found
@@ -61,7 +63,7 @@ def test_the_answer_is_one_sentence(attributed: Attributed) -> None:
     said = sentence(attributed.result)
 
     assert said.startswith(f'Megatron-Bridge {attributed.commits[1][:12]} "Synchronise after every bucket", 99')
-    assert "not the environment, not the nodes" in said
+    assert "not the nodes" in said
     assert f"{attributed.result.run_count} runs, " in said
 
 
@@ -90,64 +92,33 @@ def test_the_runs_had_the_nodes_of_their_designs_and_are_no_nights(attributed: A
     assert len(_nights(attributed)) == 2
 
 
-def test_a_night_finds_the_cause_itself_where_the_site_pays_for_it(tmp_path: Path, environments_dir: Path) -> None:
+def test_a_night_that_pays_for_it_tells_two_causes_that_share_a_change_apart(
+    tmp_path: Path, environments_dir: Path
+) -> None:
     practice = Practice(tmp_path, environments_dir)
-    practice.run("n1", 1.0)
-    commit_many(practice.repositories, ["Tidy"], {})
-    practice.prepare("n2", 1.1)
+    slow = {"node2": 1.06}
+    practice.run("n1", 1.0, slow_nodes=slow)
+    practice.sample = practice.sample.replace("\n[cmd_args]", '\nextra_srun_args = "--comment=second"\n[cmd_args]', 1)
+    practice.prepare("n2", 1.06, exclude=["node1"], slow_nodes=slow)
     practice.site.write_text(f"{practice.site.read_text()}[budget]\nattribution = 1\n")
     report = nightly_regression(practice.scenario, night="n2", system=str(practice.site))
     jobs = practice.jobs
     result = practice.attribute()
 
     page = Path(report.report.removeprefix("file://")).read_text()
-    assert (result.cause.kind, [factor.name for factor in result.factors]) == ("found", ["$PRACTICE_CLUSTER"])
+    assert result.plan.axes == ("configuration", "environment", "nodes")
+    assert [factor.name for factor in result.factors] == ["$PRACTICE_CLUSTER", "node node2"]
+    assert (result.cause.kind, result.cause.relation) == ("found", "shared")
     assert result.is_found
-    assert "not Megatron-Bridge" in sentence(result)
+    assert "not the configuration" in sentence(result)
     assert html.escape(sentence(result), quote=False).split(" (")[0] in page
     assert "which change did it" in page
     assert practice.jobs == jobs, "what the night has found is not asked again"
-
-
-@pytest.mark.thorough
-def test_a_submodule_s_commit_is_named_inside_its_bump(tmp_path: Path, environments_dir: Path) -> None:
-    practice = Practice(tmp_path, environments_dir)
-    add_submodule(practice.repositories)
-    bridge = 'Megatron-Bridge.git"\n'
-    practice.sample = practice.sample.replace(bridge, f"{bridge}init_submodules = true\n")
-    practice.run("n1", 1.0)
-    messages = [f"Core change {number}" for number in range(3)]
-    core = commit_many(practice.repositories, messages, SLOW, workload="megatron_lm")
-    bump = bump_submodule(practice.repositories, "Bump Megatron-LM", core[2])
-    commit_many(practice.repositories, ["Tidy"], {})
-    practice.run("n2", 1.0)
-    result = practice.attribute()
-
-    assert result.plan.axes == ("megatron_bridge", "submodule", "environment")
-    assert [factor.name for factor in result.factors] == ["Megatron-LM"]
-    assert sentence(result).startswith(
-        f'Megatron-LM {core[1][:12]} "Core change 1", inside bump {bump[:12]} of Megatron-Bridge, 9'
-    )
-    assert "not Megatron-Bridge, not the environment" in sentence(result)
-    assert result.is_found
-
-
-@pytest.mark.thorough
-def test_a_key_and_a_node_that_share_a_change_are_told_apart(tmp_path: Path, environments_dir: Path) -> None:
-    practice = Practice(tmp_path, environments_dir)
-    slow = {"node2": 1.06}
-    text = practice.sample
-    practice.sample = text.replace("[cmd_args]", "[cmd_args]\ngb = 128\nseq_length = 1024")
-    practice.run("n1", 1.0, slow_nodes=slow)
-    commit_many(practice.repositories, ["Tidy"], {})
-    practice.sample = text.replace("[cmd_args]", "[cmd_args]\ngb = 128\nseq_length = 1088")
-    practice.run("n2", 1.0, exclude=["node1"], slow_nodes=slow)
-    result = practice.attribute(good="n1", bad="n2", metric="step_time")
-
-    assert result.plan.axes == ("megatron_bridge", "configuration", "environment", "nodes")
-    assert [factor.name for factor in result.factors] == ["cmd_args.seq_length", "node node2"]
-    assert (result.cause.kind, result.cause.relation) == ("found", "shared")
-    assert "not Megatron-Bridge, not the environment" in sentence(result)
+    asked = {run.design: load_record(practice.store, run.prefix) for run in result.runs}
+    assert len({design[0] for design in asked}) == 2
+    for design, record in asked.items():
+        assert record is not None
+        assert ("--comment=second" in record.spec.test.sbatch_args) is design[0]
 
 
 def _nights(attributed: Attributed) -> list[str]:
