@@ -397,17 +397,21 @@ def _opened_alone(path: Path) -> Iterator[int]:
     """Open what a file grows in, for this fetch alone where the file system has locks: its descriptor."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        what, advice = "another fetch is restoring it", "Wait for its end"
-        raise TransientError(what, subject=str(path), advice=advice) from error
-    except OSError:
-        pass  # such as Lustre mounted without `flock`
-    try:
+        with contextlib.suppress(OSError):  # such as Lustre mounted without `flock`
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise _restored_by_another(path) from error
+        # The other fetch may have ended between the two calls: the file has its own name now, and is whole.
+        if not path.exists():
+            raise _restored_by_another(path)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _restored_by_another(path: Path) -> TransientError:
+    return TransientError("another fetch is restoring it", subject=str(path), advice="Wait for its end")
 
 
 def _is_on_disk(descriptor: int, part: _Range) -> bool:

@@ -523,6 +523,25 @@ def test_two_fetches_into_one_folder_do_not_mix(directory: ObjectStore, left: Le
             fetch_run(directory, prefix, tmp_path / "back")
 
 
+def test_a_file_that_another_fetch_ends_while_it_is_opened_is_left_as_it_is(
+    directory: ObjectStore, left: LeftRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is verified and has its name by then: what is written to it now would be checked too late."""
+    prefix, back = left.harvest(directory).prefix, tmp_path / "back"
+    flock, first = fcntl.flock, iter([True])
+
+    def ended_before(descriptor: int, how: int) -> None:
+        if next(first, False):
+            os.rename(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path / "ended")
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", ended_before)
+    with pytest.raises(TransientError, match="another fetch is restoring it"):
+        fetch_run(directory, prefix, back)
+    assert (tmp_path / "ended").read_bytes() == b""
+    fetch_run(directory, prefix, back)
+
+
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_takes_a_run_as_any_other(
     directory: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
