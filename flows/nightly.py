@@ -62,7 +62,6 @@ from nightbridge.tasks.night import (
     plan_of,
     plan_of_this_run,
     read_scenario,
-    show_name,
     workspace_of,
 )
 from nightbridge.tasks.prefect_calls import add_tags, insist, night_tags, run_tags, send_events, tagged
@@ -161,8 +160,8 @@ def nightly(  # noqa: D417  (`SiteChoice` describes the others)
                 process.enter_context(alive(plan.site.workspace, plan.start.flow_run))
         except NightSkipped as skipped:
             return Completed(name="Skipped", message=str(skipped))
-        show_name(f"{Path(scenario).stem} {plan.start.night}")
-        add_tags(*_tags_of(plan))
+        # Prefect names the flow run before anybody knows the night, and again at each start.
+        add_tags(*_tags_of(plan), name=f"{Path(scenario).stem} {plan.start.night}")
         return _end_state(plan, new_attempt, shared)
 
 

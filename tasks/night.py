@@ -40,7 +40,7 @@ from nightbridge.nights.records import (
 )
 from nightbridge.rules import check_scenario
 from nightbridge.tasks.context import run_log, this_flow_run, this_night
-from nightbridge.tasks.prefect_calls import insist, on_server, show
+from nightbridge.tasks.prefect_calls import insist, on_server
 from nightbridge.tasks.prepare import check_place, node_limits, show_violations
 from nightbridge.tasks.site_access import store_of
 from nightbridge.tasks.stage import never_reused, patiently, stage
@@ -156,7 +156,7 @@ def own_night(chosen: ChosenNight, scenario: Scenario, site: Site) -> tuple[Chos
     """
     for name in _possible_nights(chosen):
         earlier = patiently(partial(_read_start, name, scenario.name, site))
-        if earlier is None or not _is_anothers(earlier, chosen.slot, deployment.name, scenario.test_ids):
+        if earlier is None or not _is_anothers(earlier, chosen.slot, _own_deployment(), scenario.test_ids):
             break
         run_log().info("night %s is that of the slot at %s %s", name, earlier.slot, earlier.deployment)
     if earlier is not None and earlier.cluster != site.cluster.name:
@@ -179,7 +179,18 @@ def _read_start(night: str, scenario: str, site: Site) -> NightStart | None:
     return read_start(store_of(site), night, scenario)
 
 
-def _is_anothers(earlier: NightStart, slot: datetime | None, own: str | None, test_ids: Collection[str]) -> bool:
+def _own_deployment() -> str:
+    """The deployment whose flow run this is, or calls this one; empty by hand.
+
+    Of a flow run by hand Prefect's runtime asks the server each time whether it has one.
+    """
+    flow_run = this_flow_run()
+    if flow_run is not None and flow_run.deployment_id is None and flow_run.parent_task_run_id is None:
+        return ""
+    return deployment.name or ""
+
+
+def _is_anothers(earlier: NightStart, slot: datetime | None, own: str, test_ids: Collection[str]) -> bool:
     """Whether a night is that of another slot, or for this one of another deployment that has none of these tests."""
     if earlier.slot is None or slot is None:
         return False
@@ -226,7 +237,7 @@ def make_night_plan(scenario: Scenario, chosen: ChosenNight, site: Site, choice:
         begun_at=utc_now(),
         slot=chosen.slot,
         flow_run=str(flow_run.id) if flow_run else "",
-        deployment=deployment.name or "",
+        deployment=_own_deployment(),
         tests=tuple(NightTest(test_id=run.test.id, run_key=run.run_key) for run in runs),
         invalid=tuple(test.id for test in scenario.invalid),
         site_options=choice.from_anywhere().as_options(),
@@ -299,13 +310,6 @@ def workspace_of(flow_run: FlowRun) -> Path | None:
     if isinstance(site := given.get("site"), dict) and "workspace" in site:
         return Path(site["workspace"])
     return site_of(**given).workspace if "scenario" in given else None
-
-
-def show_name(name: str) -> None:
-    """Name the flow run after its night: Prefect names it before anybody knows the night, and again at each start."""
-    flow_run = this_flow_run()
-    if flow_run is not None:
-        show("the night's name", on_server(lambda client: client.set_flow_run_name(flow_run.id, name)))
 
 
 def _label(path: Path) -> None:

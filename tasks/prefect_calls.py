@@ -90,12 +90,18 @@ def tagged(tags: Iterable[str], kind: str) -> str:
     return next((tag.removeprefix(f"{kind}:") for tag in tags if tag.startswith(f"{kind}:")), "")
 
 
-def add_tags(*new: str) -> None:
-    """Tag this flow run, besides its own tags; the verdict of an earlier start goes."""
+def add_tags(*new: str, name: str | None = None) -> None:
+    """Tag this flow run, besides its own tags; the verdict of an earlier start goes.
+
+    Args:
+        new: The tags.
+        name: What it is called from now on; as before when unset.
+    """
     flow_run = this_flow_run()
     if flow_run is not None:
         kept = {tag for tag in flow_run.tags if not tag.startswith("verdict:")}
-        show("the tags", on_server(lambda client: client.update_flow_run(flow_run.id, tags=kept | {*new})))
+        update = on_server(lambda client: client.update_flow_run(flow_run.id, tags=kept | {*new}, name=name))
+        show("the tags" if name is None else "the night's name and tags", update)
 
 
 @contextlib.contextmanager

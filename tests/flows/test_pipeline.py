@@ -1,8 +1,10 @@
 """One night with tests of every kind: each has its own verdict, its own attempts, and its own flow run."""
 
 import json
+import re
 import shutil
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from httpx import Request
+from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, TaskRunFilter, TaskRunFilterFlowRunId
 from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
@@ -23,9 +27,9 @@ from examples.practice.repositories import (
 from nightbridge import config
 from nightbridge.flows import nightly_regression, run_pipeline
 from nightbridge.flows.final_states import BadEnd, result_of
+from nightbridge.flows.nightly import nightly
 from nightbridge.harvest.manifest import Manifest
 from nightbridge.models import (
-    ClusterSettings,
     NightReport,
     Outcome,
     RunRecord,
@@ -40,6 +44,7 @@ from tests.flows.practice_night import Entry, write_scenario, write_site
 
 pytestmark = [pytest.mark.launcher, pytest.mark.usefixtures("flows_here")]
 
+MOST_ATTEMPTS = 2
 STAGES = ["prepare", "clone", "container", "validate", "submit", "watch", "harvest", "compare"]
 
 
@@ -66,7 +71,8 @@ class Mixed:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, environments_dir: Path) -> tuple[Path, PracticeRepositories]:
     folder = tmp_path_factory.mktemp("pipeline")
-    write_site(folder / "site.toml", workspace=folder / "workspace", environments=environments_dir)
+    cluster = {"max_attempts": MOST_ATTEMPTS}
+    write_site(folder / "site.toml", workspace=folder / "workspace", environments=environments_dir, cluster=cluster)
     return folder, make_practice_repositories(folder / "practice")
 
 
@@ -143,16 +149,14 @@ def test_a_test_that_could_not_run_leaves_no_attempt_and_no_stored_run(mixed: Mi
 
 def test_a_failure_of_the_cluster_opens_new_attempts_up_to_the_limit_and_all_are_kept(mixed: Mixed) -> None:
     flaky = mixed.verdict("flaky")
-    last = ClusterSettings().max_attempts
-
     manifest = json.loads((mixed.store / flaky.prefix / "manifest.json").read_text())
     record = RunRecord.model_validate(manifest["record"])
 
-    assert len(attempts_of(flaky.run_key, mixed.workspace)) == last
-    assert flaky.prefix.endswith(f"/a{last}")
-    assert [job.attempt for job in record.jobs] == list(range(1, last + 1))
+    assert len(attempts_of(flaky.run_key, mixed.workspace)) == MOST_ATTEMPTS
+    assert flaky.prefix.endswith(f"/a{MOST_ATTEMPTS}")
+    assert [job.attempt for job in record.jobs] == list(range(1, MOST_ATTEMPTS + 1))
     assert {job.outcome for job in record.jobs} == {Outcome.INFRASTRUCTURE}
-    assert len({job.job_id for job in record.jobs}) == last
+    assert len({job.job_id for job in record.jobs}) == MOST_ATTEMPTS
 
 
 @pytest.mark.parametrize("test_id", ["crash", "good"])
@@ -291,7 +295,7 @@ def test_the_stages_are_tasks_in_their_order(mixed: Mixed) -> None:
 def test_every_attempt_is_validated_submitted_and_watched_anew_and_harvested_once(mixed: Mixed) -> None:
     tasks = task_runs_of(flow_run_named(mixed.verdict("flaky").run_key))
 
-    again = ["validate", "submit", "watch"] * ClusterSettings().max_attempts
+    again = ["validate", "submit", "watch"] * MOST_ATTEMPTS
     assert [task.name for task in tasks] == [*STAGES[:3], *again, *STAGES[-2:]]
 
 
@@ -299,3 +303,38 @@ def test_a_run_ends_at_the_stage_that_refused_it(mixed: Mixed) -> None:
     tasks = task_runs_of(flow_run_named(mixed.verdict("no-such-commit").run_key))
 
     assert [(task.name, task.state_name) for task in tasks] == [("prepare", "Completed"), ("clone", "Failed")]
+
+
+# --- what it costs Prefect's server ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def requested(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Filled with the requests of this process for flow runs, by method."""
+    seen: Counter[str] = Counter()
+
+    def counted(send: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(client: object, request: Request, *arguments: Any, **named: Any) -> Any:
+            if re.search(r"/flow_runs/[0-9a-f-]{36}$", request.url.path):
+                seen[request.method] += 1
+            return send(client, request, *arguments, **named)
+
+        return counting
+
+    for kind in (PrefectHttpxSyncClient, PrefectHttpxAsyncClient):
+        monkeypatch.setattr(kind, "send", counted(kind.send))
+    return seen
+
+
+def test_a_night_by_hand_reads_its_flow_run_once_and_names_and_tags_it_in_one_request(
+    place: tuple[Path, PracticeRepositories], requested: Counter[str]
+) -> None:
+    folder, repositories = place
+    scenario = write_scenario(folder / "conf", repositories, "refused", Entry(id="typo", cmd_args={"num_gpuss": 2}))
+
+    nightly(str(scenario), night="n1", system=str(folder / "site.toml"), return_state=True)
+
+    shown = flow_run_named("refused n1")
+    assert {"scenario:refused", "cluster:local", "night:n1", "verdict:invalid"} <= {*shown.tags}
+    # Prefect reads the flow run when it begins, and names it then; the night and its tags follow, and at the end the verdict.
+    assert requested == {"GET": 1, "PATCH": 3}
