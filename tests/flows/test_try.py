@@ -17,15 +17,20 @@ FEW_STEPS = {"max_steps": 14, "save_interval": 14}
 REGRESSED = 1
 
 
-def test_a_pull_request_that_is_slow_is_refused_with_a_comment_and_asked_again_costs_nothing(
+def test_a_pull_request_that_is_slow_is_refused_with_a_comment_and_tried_anew_once_it_is_pushed_again(
     tmp_path: Path, environments_dir: Path, prefect_server: PrefectServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
     repositories = make_practice_repositories(tmp_path / "practice")
     main = repositories.sha("main")
-    slow = commit_behaviour(repositories, "Synchronise more", step_time_factor=1.2)
-    git(repositories.folder("bridge"), "update-ref", "refs/pull/7/head", slow)
-    move_main(repositories, main)
+
+    def push(subject: str, factor: float) -> str:
+        commit = commit_behaviour(repositories, subject, step_time_factor=factor)
+        git(repositories.folder("bridge"), "update-ref", "refs/pull/7/head", commit)
+        move_main(repositories, main)
+        return commit
+
+    slow = push("Synchronise more", 1.2)
     file = write_scenario(tmp_path / "conf", repositories, "one", Entry(id="tried", cmd_args=FEW_STEPS))
     comment = tmp_path / "comment.md"
     command: list[str | Path] = ["try", file, "--bridge", "#7", "--system", site, "--markdown", comment]
@@ -44,33 +49,13 @@ def test_a_pull_request_that_is_slow_is_refused_with_a_comment_and_asked_again_c
     assert comment.read_text() == f"{again.stdout.rstrip()}\n"
     assert "### nightbridge: `tried` regresses\n\nTried: Megatron-Bridge #7, beside" in comment.read_text()
     jobs = list((tmp_path / "workspace" / "runs").glob("tried-*-try-*/a*"))
-    assert len(jobs) == len(trial["arms"])
+    assert len(jobs) == len(trial["arms"]), "asked again it costs nothing"
 
+    # The same day: what is at the pull request's head now has not been tried.
+    pushed = push("Synchronise no more", 1.0)
+    anew = nightbridge_here(capfd, *command, "--most-pairs", "1", "--json")
 
-def test_a_pull_request_that_is_pushed_again_the_same_day_is_tried_at_its_new_commit(
-    tmp_path: Path, environments_dir: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    site = write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
-    repositories = make_practice_repositories(tmp_path / "practice")
-    main = repositories.sha("main")
-    file = write_scenario(tmp_path / "conf", repositories, "one", Entry(id="tried", cmd_args=FEW_STEPS))
-
-    def push(subject: str) -> str:
-        commit = commit_behaviour(repositories, subject, step_time_factor=1.0)
-        git(repositories.folder("bridge"), "update-ref", "refs/pull/7/head", commit)
-        move_main(repositories, main)
-        return commit
-
-    def tried() -> list[str]:
-        command: list[str | Path] = ["try", file, "--bridge", "#7", "--most-pairs", "1", "--system", site, "--json"]
-        told = nightbridge_here(capfd, *command)
-        return [arm["commit"] for arm in json.loads(told.stdout)["arms"]]
-
-    first, answered = push("Fast"), tried()
-    again, pushed = push("Fast, with another comment"), tried()
-
-    assert answered == [first, main]
-    assert pushed == [again, main]
+    assert [arm["commit"] for arm in json.loads(anew.stdout)["arms"]] == [pushed, main]
 
 
 def test_a_branch_that_was_never_pushed_is_no_change_that_fails(
