@@ -19,7 +19,7 @@ from nightbridge.models import ClusterSettings, JobStatus
 from nightbridge.slurm.local import LocalCluster
 from nightbridge.slurm.states import TERMINAL
 from tests.conftest import SEEDS
-from tests.flows.practice_night import NIGHTBRIDGE, Entry, nightbridge, nightbridge_here, write_scenario, write_site
+from tests.flows.practice_night import NIGHTBRIDGE, Entry, nightbridge_here, write_scenario, write_site
 from tests.real.prefect_server import PrefectServer
 
 pytestmark = [pytest.mark.launcher, pytest.mark.usefixtures("flows_here")]
@@ -82,8 +82,7 @@ class Night:
 
     def about(self, command: str, *options: str) -> "subprocess.CompletedProcess[str]":
         """Ask about the run from the command line, or cancel it."""
-        words = [self.run_key, "--workspace", str(self.workspace), *options]
-        return nightbridge(command, *words, environment=self.server.environment)
+        return nightbridge_here(self.output, command, self.run_key, "--workspace", self.workspace, *options)
 
     def statuses(self) -> list[JobStatus]:
         """Every job that the cluster has ever had."""
