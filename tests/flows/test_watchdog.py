@@ -105,8 +105,11 @@ def test_a_night_with_every_verdict_completes_it(prefect_server: PrefectServer, 
     assert "bad verdicts: llama regressed" in flow_run["state"]["message"]
 
 
-def test_what_it_cannot_read_is_invalid(deployed: PrefectServer) -> None:
-    flow_run = run_watchdog(deployed, timezone="Berlin")
+@pytest.mark.usefixtures("flows_here")
+def test_what_it_cannot_read_is_invalid(prefect_server: PrefectServer) -> None:
+    state = watchdog(by=f"{utc_now():%H:%M}", timezone="Berlin", return_state=True)
 
+    flow_run = prefect_server.ask("GET", f"flow_runs/{state.state_details.flow_run_id}")
     assert (flow_run["state_type"], flow_run["state_name"]) == ("FAILED", "Invalid")
     assert "Berlin: no such time zone" in flow_run["state"]["message"]
+    assert "Traceback" not in prefect_server.log_of(flow_run["id"])
