@@ -1,7 +1,7 @@
 """The whole pipeline on a real two-node Slurm, the real NeMo-Run, and Ceph's real S3 gateway.
 
-Four nights of one scenario in one bucket: two good tests; a slower commit for one, run from the command line and over HTTPS;
-the same night once more; and a night with faults of every kind.
+Nights of one scenario in one bucket: two good tests beside those that fail or cannot run; a slower commit for one, run from
+the command line and over HTTPS; and the same night once more.
 """
 
 import json
@@ -29,10 +29,10 @@ from examples.practice.repositories import (
 )
 from nightbridge.flows import nightly_regression
 from nightbridge.harvest.manifest import Manifest
-from nightbridge.models import ClusterSettings, NightReport, RunRecord, Verdict, VerdictStatus
+from nightbridge.models import NightReport, RunRecord, Verdict, VerdictStatus
 from nightbridge.slurm.attempt_files import read_submission
 from tests.conftest import BUCKET
-from tests.flows.practice_night import NIGHTBRIDGE, Entry, nightbridge, write_scenario, write_site
+from tests.flows.practice_night import NIGHTBRIDGE, Entry, nightbridge, nightbridge_here, write_scenario, write_site
 from tests.real.s3_servers import S3Server
 from tests.real.slurm_daemons import SlurmDaemons
 
@@ -134,7 +134,23 @@ class FirstNight:
 
 @pytest.fixture(scope="module")
 def first_night(place: Place) -> FirstNight:
-    report = place.night(place.scenario(LLAMA, DEEPSEEK), "2026-11-01")
+    faults: dict[str, dict[str, Any]] = {
+        "crashes": {"crash_at": 5},
+        "ends-early": {"stop_at": 7},
+        "diverges": {"nan_at": 12},
+    }
+    faulty = []
+    for test_id, fault in faults.items():
+        faulty.append(Entry(id=test_id, commit=commit_behaviour(place.repositories, test_id, **fault)))
+        move_main(place.repositories, place.repositories.sha("main"))
+    scenario = place.scenario(
+        LLAMA,
+        DEEPSEEK,
+        *faulty,
+        Entry(id="in-a-container", cmd_args={"container_image": "nvcr.io/nvidia/nemo:26.06"}),
+        Entry(id="too-large", cmd_args={"num_gpus": 16}),
+    )
+    report = place.night(scenario, "2026-11-01")
     return FirstNight(
         report,
         queue=place.slurm.command("scontrol", "--oneliner", "show", "jobs").stdout,
@@ -146,7 +162,7 @@ def first_night(place: Place) -> FirstNight:
 
 @pytest.fixture(scope="module", params=["llama-small", "deepseek-small"])
 def verdict(request: pytest.FixtureRequest, first_night: FirstNight) -> Verdict:
-    """Each verdict of the first night."""
+    """Each verdict of a good test in the first night."""
     return by_id(first_night.report)[request.param]
 
 
@@ -156,8 +172,8 @@ def manifest(place: Place, verdict: Verdict) -> Manifest:
 
 
 def test_a_first_night_has_nothing_to_compare_with(first_night: FirstNight) -> None:
-    assert [verdict.status for verdict in first_night.report.verdicts] == [VerdictStatus.NO_BASELINE] * 2
-    assert first_night.report.exit_code == 0
+    for test_id in (LLAMA.id, DEEPSEEK.id):
+        assert by_id(first_night.report)[test_id].status is VerdictStatus.NO_BASELINE
 
 
 def test_each_attempt_is_one_job_on_two_nodes_that_slurm_never_requeues(
@@ -304,6 +320,43 @@ def test_verdict_and_report_lie_beside_the_runs(place: Place, first_night: First
     assert verdict.test_id in report
 
 
+@pytest.mark.parametrize(
+    ("test_id", "state", "status", "reason"),
+    [
+        ("crashes", "FAILED", VerdictStatus.FAILED, "planned crash before iteration 5"),
+        ("ends-early", "COMPLETED", VerdictStatus.SHORT, "7 of 40 steps"),
+        ("diverges", "COMPLETED", VerdictStatus.FAILED, "29 steps without a finite loss"),
+    ],
+)
+def test_each_fault_gets_its_own_verdict_beside_good_tests_and_is_harvested(
+    place: Place, first_night: FirstNight, test_id: str, state: str, status: VerdictStatus, reason: str
+) -> None:
+    verdict = by_id(first_night.report)[test_id]
+
+    assert verdict.status is status
+    assert reason in "; ".join(verdict.reasons)
+    assert f"{verdict.run_key}-a1|{state}|1|" in first_night.accounting.splitlines()
+    assert "manifest.json" in place.objects(verdict.prefix)
+    assert first_night.report.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("test_id", "reason"),
+    [
+        ("in-a-container", "this cluster has no pyxis to run containers with"),
+        ("too-large", "num_gpus 16 need 8 nodes, and the partition has 2"),
+    ],
+)
+def test_what_the_cluster_cannot_do_is_told_in_one_line_and_never_started(
+    place: Place, first_night: FirstNight, test_id: str, reason: str
+) -> None:
+    verdict = by_id(first_night.report)[test_id]
+
+    assert (verdict.status, verdict.exit_code) == (VerdictStatus.INVALID, 2)
+    assert len([line for line in verdict.reasons if reason in line]) == 1
+    assert not (place.workspace / "runs" / verdict.run_key).exists()
+
+
 # --- a night with a slower commit, from the command line, over HTTPS ---------------------------------------------------
 
 
@@ -388,12 +441,14 @@ def test_the_same_night_again_submits_nothing_and_says_the_same(place: Place, sl
     assert by_id(again) == by_id(slow_night.report)
 
 
-def test_the_doctor_reaches_a_store_whose_certificate_an_authority_of_the_site_has_signed(place: Place) -> None:
-    well = nightbridge("doctor", "--system", place.https_site, environment=client_environment())
+def test_the_doctor_reaches_a_store_whose_certificate_an_authority_of_the_site_has_signed(
+    place: Place, capfd: pytest.CaptureFixture[str]
+) -> None:
+    well = nightbridge_here(capfd, "doctor", "--system", place.https_site)
     untrusting = place.folder / "untrusting.toml"
     lines = place.https_site.read_text().splitlines()
     untrusting.write_text("\n".join(line for line in lines if not line.startswith("ca_bundle")))
-    ill = nightbridge("doctor", "--system", untrusting, environment=client_environment())
+    ill = nightbridge_here(capfd, "doctor", "--system", untrusting)
 
     assert well.returncode == 0, well.stdout + well.stderr
     assert ill.returncode == 4
@@ -402,81 +457,18 @@ def test_the_doctor_reaches_a_store_whose_certificate_an_authority_of_the_site_h
     assert "ca_bundle" in store
 
 
-# --- a night with faults ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def faulty_night(place: Place, slow_night: SlowNight) -> NightReport:
-    move_main(place.repositories, place.repositories.sha("main"))
-    crash = commit_behaviour(place.repositories, "Crash", crash_at=5)
-    move_main(place.repositories, place.repositories.sha("main"))
-    short = commit_behaviour(place.repositories, "End early", stop_at=7)
-    move_main(place.repositories, place.repositories.sha("main"))
-    not_a_number = commit_behaviour(place.repositories, "Divide by zero", nan_at=12)
-    move_main(place.repositories, place.repositories.sha("main"))
-    image = {"container_image": "nvcr.io/nvidia/nemo:26.06"}
-    scenario = place.scenario(
-        LLAMA,
-        Entry(id="crashes", commit=crash),
-        Entry(id="ends-early", commit=short),
-        Entry(id="diverges", commit=not_a_number),
-        Entry(id="in-a-container", cmd_args=image),
-        Entry(id="too-large", cmd_args={"num_gpus": 16}),
-    )
-    return place.night(scenario, "2026-11-03")
-
-
-def test_a_good_test_passes_beside_faulty_ones(faulty_night: NightReport) -> None:
-    verdict = by_id(faulty_night)["llama-small"]
-
-    (reason,) = verdict.reasons
-    assert verdict.status is VerdictStatus.INSUFFICIENT_DATA
-    assert reason.startswith("1 of the 7 good nights")
-    assert faulty_night.exit_code == 3
-
-
-@pytest.mark.parametrize(
-    ("test_id", "status", "reason"),
-    [
-        ("crashes", VerdictStatus.FAILED, "planned crash before iteration 5"),
-        ("ends-early", VerdictStatus.SHORT, "7 of 40 steps"),
-        ("diverges", VerdictStatus.FAILED, "29 steps without a finite loss"),
-    ],
-)
-def test_each_fault_gets_its_own_verdict_and_is_harvested(
-    place: Place, faulty_night: NightReport, test_id: str, status: VerdictStatus, reason: str
-) -> None:
-    verdict = by_id(faulty_night)[test_id]
-
-    assert verdict.status is status
-    assert reason in "; ".join(verdict.reasons)
-    assert "manifest.json" in place.objects(verdict.prefix)
-
-
-@pytest.mark.parametrize(
-    ("test_id", "reason"),
-    [
-        ("in-a-container", "this cluster has no pyxis to run containers with"),
-        ("too-large", "num_gpus 16 need 8 nodes, and the partition has 2"),
-    ],
-)
-def test_what_the_cluster_cannot_do_is_told_in_one_line_and_never_started(
-    place: Place, faulty_night: NightReport, test_id: str, reason: str
-) -> None:
-    verdict = by_id(faulty_night)[test_id]
-
-    assert (verdict.status, verdict.exit_code) == (VerdictStatus.INVALID, 2)
-    assert len([line for line in verdict.reasons if reason in line]) == 1
-    assert not (place.workspace / "runs" / verdict.run_key).exists()
-
-
 # --- a workspace that the nodes do not see ---------------------------------------------------------------------------
+
+
+MOST_UNSEEN = 2
+"""Attempts, one on each node."""
 
 
 def test_a_workspace_that_the_nodes_do_not_see_is_said_so_by_name(place: Place) -> None:
     # A held job waits until the workspace is gone; meanwhile the flow, which still sees it, stands still.
     held = place.folder / "held.toml"
-    held.write_text(place.site.read_text().replace("[cluster]", '[cluster]\nextra_sbatch_args = ["--hold"]'))
+    changed = f'[cluster]\nextra_sbatch_args = ["--hold"]\nmax_attempts = {MOST_UNSEEN}'
+    held.write_text(place.site.read_text().replace("[cluster]", changed))
     scenario = place.scenario(Entry(id="unseen"))
     command: list[str | Path] = [
         NIGHTBRIDGE,
@@ -502,8 +494,9 @@ def test_a_workspace_that_the_nodes_do_not_see_is_said_so_by_name(place: Place) 
 
     (verdict,) = report["verdicts"]
     assert (verdict["status"], code) == ("infrastructure", 4)
-    assert "workspace not visible on node1" in "; ".join(verdict["reasons"])
-    assert len(submitted) == ClusterSettings().max_attempts
+    # The second attempt avoids the node of the first.
+    assert "workspace not visible on node2" in "; ".join(verdict["reasons"])
+    assert len(submitted) == MOST_UNSEEN
 
 
 def run_unseen(place: Place, pid: int, job_id: str) -> str:
