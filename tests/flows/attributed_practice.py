@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 REAL = ROOT / "tests" / "real"
 
 TEST = "slower"
-FEW_STEPS = {"max_steps": 14, "save_interval": 14, "num_gpus": 1}
+FEW_STEPS = {"max_steps": 14, "save_interval": 14}
 SLOW = {1: {"step_time_factor": 1.1}}
 
 
