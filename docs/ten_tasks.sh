@@ -66,10 +66,13 @@ task "8 what runs now, and ending it"
 sed 's/^max_steps = .*/max_steps = 100000/' "$demo/demo/conf/llama_small.toml" >"$work/live.toml"
 nightbridge run "$work/live.toml" --night live >"$work/live.txt" 2>&1 &
 until grep "^job " "$work/live.txt" || ! kill -0 "$!"; do sleep 1; done
+seen=
 for _look in $(seq 20); do
     sleep 3
-    nightbridge status live 2>/dev/null | grep "running, job .* steps, ends" && break
+    # More steps than its time limit allows, and it says so.
+    nightbridge status live 2>/dev/null | grep "running, job .* steps, its time limit ends it" && seen=1 && break
 done
+test -n "$seen"
 nightbridge ls --limit 2
 nightbridge cancel --night live | grep "cancelled job"
 answers 3 wait "$!"
