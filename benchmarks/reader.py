@@ -1,12 +1,12 @@
 """What reading through a child costs: processor time for each run, and memory while 200 jobs are followed.
 
-    PYTHONPATH=. python benchmarks/reader.py [RUNS [FOLLOWED [SCALARS [MIB]]]]      default: 50 200 1000000 64
+    PYTHONPATH=. python benchmarks/reader.py [RUNS [FOLLOWED [SCALARS [MIB [TURNS]]]]]      default: 50 200 1000000 64 3
 
 Each run has a log of 500 steps and an event file of as many. It is read twice in this process and twice in children,
 once for the evidence of how it ended and once for its summary, as a night does. Processor time is that of this process,
 the server and its children; the server's start is printed apart. Then so many jobs are followed, each with such a log
 and such an event file. Last, an event file of so many scalars becomes a table, and a run with shards of so many MiB is
-harvested into a folder, here and in children, in turns: the median of three, after one of each that does not count,
+harvested into a folder, here and in children, in so many turns: their median, after one of each that does not count,
 and what the readers alone took of it.
 """
 
@@ -38,10 +38,10 @@ from tests.nightbridge.outputs.builders import RunFolder, StepLine
 STEPS = 500
 TICK = os.sysconf("SC_CLK_TCK")
 
-USUAL = (50, 200, 1_000_000, 64)
+USUAL = (50, 200, 1_000_000, 64, 3)
 
 
-def main(runs: int, followed: int, scalars: int, mib: int) -> None:
+def main(runs: int, followed: int, scalars: int, mib: int, turns: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         jobs = [make_run(Path(folder) / "runs" / f"run{number}" / "a1") for number in range(max(runs, followed))]
         plans = {job.name: plan_of(job) for job in jobs}
@@ -65,10 +65,10 @@ def main(runs: int, followed: int, scalars: int, mib: int) -> None:
             f" {sum(memory for _, _, memory in readers()):.0f} MB (proportional set size)"
         )
 
-        compare_throughput(Path(folder), scalars, mib)
+        compare_throughput(Path(folder), scalars, mib, turns)
 
 
-def compare_throughput(folder: Path, scalars: int, mib: int) -> None:
+def compare_throughput(folder: Path, scalars: int, mib: int, turns: int) -> None:
     """Print what an event file and a harvest cost, read here and in children."""
     events = write_events(folder / "events", scalars).parent
     left = make_left_run(folder / "left", shard_size=mib << 20)
@@ -87,10 +87,11 @@ def compare_throughput(folder: Path, scalars: int, mib: int) -> None:
         (f"a table of {scalars:,} scalars", lambda: _find_scalars(events), lambda: find_scalars(events)),
         (f"a harvest of {6 * mib} MiB of shards", harvest_here, harvest),
     ):
-        here(), there()
-        turns = [(cost(here), cost(there), busy()) for _ in range(4)]
-        one, other = (statistics.median(seconds) for seconds in list(zip(*turns[1:], strict=True))[:2])
-        readers_took = (turns[-1][2] - turns[0][2]) / (len(turns) - 1)
+        here(), cost(there)
+        before = busy()
+        taken = [(cost(here), cost(there)) for _ in range(turns)]
+        one, other = (statistics.median(seconds) for seconds in zip(*taken, strict=True))
+        readers_took = (busy() - before) / turns
         print(
             f"{what}: {one:.2f} s of processor time here, {other:.2f} s in children;"
             f" the readers alone {readers_took:.3f} s",

@@ -287,13 +287,14 @@ def send(server: S3Server, folder: Path, command: list[str], prefix: str) -> Sen
     return Sending(took, peak, cpu)
 
 
-def delete(server: S3Server, prefix: str, settle: float = SETTLE) -> None:
+def delete(server: S3Server, prefix: str, settle: float | None = None) -> None:
+    """Delete what a client has sent, and wait, `SETTLE` where no other time is given."""
     client = server.client()
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix):
         keys = [{"Key": found["Key"]} for found in page.get("Contents", ())]
         if keys:
             client.delete_objects(Bucket=BUCKET, Delete={"Objects": keys})
-    time.sleep(settle)
+    time.sleep(SETTLE if settle is None else settle)
 
 
 if __name__ == "__main__":
