@@ -64,14 +64,19 @@ def within_five_seconds(work: Callable[[], T]) -> T:
 
 def readers_seconds() -> float:
     """Processor time of this process's reader server and its children, those that have ended among them, in seconds."""
-    servers = set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
+    servers = children(os.getpid())
     ticks = 0
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for pid in (*servers, *(child for server in servers for child in children(server))):
         with suppress(OSError):  # it has just ended
-            fields = path.read_text().rpartition(")")[2].split()
-            if fields[3] in servers:  # the session that the server leads
-                ticks += sum(map(int, fields[11:15]))
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def children(pid: int) -> list[int]:
+    with suppress(OSError):  # it has just ended
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
 
 
 def plan_of(run: RunFolder) -> LaunchPlan:
