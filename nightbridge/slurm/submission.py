@@ -188,7 +188,9 @@ def _environment(
     path = f"{install_shim(context.attempt_dir)}{os.pathsep}{shared.get('PATH', os.defpath)}"
     home = str(context.attempt_dir / LAUNCHER_HOME)
     own = {**secrets, "PATH": path, "NEMORUN_HOME": home, ATTEMPT_VARIABLE: str(context.attempt_dir)}
-    return _Environment({name: value for name, value in shared.items() if name == "PATH" or name not in own}, own)
+    # A warm process has no use for the commands of one cluster or attempt, and serves those of every workspace.
+    shared = {name: value for name, value in shared.items() if name not in own}
+    return _Environment(shared | {"PATH": inherited.get("PATH", os.defpath)}, own)
 
 
 def _job_of(context: AttemptContext, submission: Submission) -> Job:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from nightbridge.embedded.jobs import all_jobs
 from nightbridge.errors import TransientError
 from nightbridge.models import LaunchPlan
 from nightbridge.processes import Process, run
@@ -170,6 +171,20 @@ def shown(argv: Sequence[str], cwd: Path, started: Process | None) -> tuple[list
     environment = {"SHARED": "1", "TOKEN": SECRET}
     code = run(argv, environment=environment, timeout=60, cwd=cwd, on_line=lines.append, merged=True, started=started)
     return lines, code.code
+
+
+def test_launchers_of_two_workspaces_share_a_warm_process_and_submit_each_to_its_own_cluster(
+    launcher_python: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    with running_cluster(tmp_path / "one") as one, local_cluster(tmp_path / "other") as other:
+        for cluster in (one, other):
+            submit(launcher_python, cluster, "night")
+        warm, jobs = warm_processes(), [len([*all_jobs(cluster.root)]) for cluster in (one, other)]
+        for pid in warm:
+            os.kill(pid, signal.SIGKILL)
+
+    assert (len(warm), jobs) == (1, [1, 1])
 
 
 def test_a_fork_is_given_what_a_process_of_its_own_is_given(program: Path, tmp_path: Path) -> None:
