@@ -366,15 +366,24 @@ Rows = Sequence[JobStatus]
 
 
 def lookup_of(name: str, live: Rows | None, past: Rows | None) -> Lookup:
-    """The jobs of exactly this name, complete only when both sources answered."""
+    """The jobs of exactly this name, complete only when both sources answered.
+
+    Slurm keeps a record of some jobs that sbatch was refused, as of one that no node can run: FAILED, without nodes and
+    start. They are none: the corrected job gets the name.
+    """
     merged = merge(newest(live or ()), newest(past or ()))
-    jobs = sorted((status for status in merged.values() if status.name == name), key=lambda status: status.job_id)
+    named = (status for status in merged.values() if status.name == name)
+    jobs = sorted((status for status in named if not _was_refused(status)), key=lambda status: status.job_id)
     return Lookup(
         jobs=tuple(jobs),
         complete=live is not None and past is not None,
         queue_answered=live is not None,
         queued=frozenset(row.job_id for row in live or ()),
     )
+
+
+def _was_refused(status: JobStatus) -> bool:
+    return status.state is JobState.FAILED and not status.nodes and status.started_at is None
 
 
 def live_jobs(name: str, lookup: Lookup, states: Callable[[Sequence[int]], Mapping[int, JobStatus]]) -> list[int]:

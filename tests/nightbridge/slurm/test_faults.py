@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from nightbridge.errors import DamagedData, PermanentError, TransientError
+from nightbridge.errors import DamagedData, LaunchRefused, PermanentError, TransientError
 from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, LaunchPlan, Outcome
 from nightbridge.outputs.experiment import read_run
 from nightbridge.outputs.run_evidence import evidence
@@ -347,6 +347,24 @@ def test_a_job_that_an_operator_cancels_names_the_operator(run: Run, slurm_clust
     assert ended.outcome is Outcome.CANCELLED
     assert ended.status is not None
     assert ended.status.cancelled_by == str(pwd.getpwnam("daemon").pw_uid)
+    assert run.jobs() == [job.job_id]
+
+
+def test_a_job_that_no_node_can_run_is_submitted_once_it_was_corrected(run: Run, slurm_cluster: SlurmDaemons) -> None:
+    """Slurm keeps a FAILED record of what sbatch was refused. With a node drained, `--test-only` cannot tell."""
+    slurm_cluster.command("scontrol", "update", "nodename=node2", "state=drain", "reason=a test")
+    try:
+        with pytest.raises(LaunchRefused, match="no node of the partition can run this"):
+            run.submit("true", "--mem=99G")
+        wait_until(lambda: "FAILED" in slurm_cluster.command("sacct", "-n", f"--name={run.attempt.name}").stdout)
+
+        job = run.submit("true")
+        run.follow(job)
+        ended = run.ended(50)
+    finally:
+        slurm_cluster.command("scontrol", "update", "nodename=node2", "state=resume")
+
+    assert ended.outcome is Outcome.SUCCEEDED
     assert run.jobs() == [job.job_id]
 
 

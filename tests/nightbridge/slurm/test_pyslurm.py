@@ -227,7 +227,7 @@ def test_slurmctld_decides_the_state_and_accounting_adds_who_cancelled(scripted:
 
 
 def test_a_job_is_found_by_its_exact_name_and_user_after_slurmctld_forgot_it(scripted: Scripted) -> None:
-    ended = {"state": "FAILED", "exit_code": 3, "end_time": 1_790_000_060}
+    ended = {"state": "FAILED", "exit_code": 3, "nodelist": "node1", "end_time": 1_790_000_060}
     scripted.script(past=[row(**ended), row(id=8, name=f"{NAME}0"), row(id=9, user_id=1234)])
 
     found = scripted.cluster.find(NAME)
