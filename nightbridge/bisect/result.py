@@ -148,7 +148,9 @@ def _second_try(plan: BisectPlan, points: Sequence[Point]) -> tuple[int, ...]:
 
 
 def price_of(plan: BisectPlan, points: Sequence[Point], base: RunRecord) -> str:
-    """What a bisect will about cost: `6 runs of 10 min on 8 nodes = 64 GPU-hours`.
+    """What a bisect will about cost: `6 runs of 10 min on 8 nodes = 64 GPU-hours`, and `most_runs` would at most.
+
+    A change that stands out of the noise takes about so many; one that hardly does may take them all.
 
     Args:
         plan: What is searched.
@@ -159,7 +161,9 @@ def price_of(plan: BisectPlan, points: Sequence[Point], base: RunRecord) -> str:
     hours = gpu_hours(base) or 0.0
     minutes = 60.0 * hours / (base.plan.nodes * base.plan.tasks_per_node)
     on = format_count(base.plan.nodes, "node")
-    return f"{format_count(runs, 'run')} of {minutes:.3g} min on {on} = {runs * hours:.3g} GPU-hours"
+    most = max(runs, plan.policy.most_runs - len(plan.known) - len(points))
+    about = f"{format_count(runs, 'run')} of {minutes:.3g} min on {on} = {runs * hours:.3g} GPU-hours"
+    return f"{about}, at most {format_count(most, 'run')} = {format_value(most * hours, 'GPU-hours')}"
 
 
 def _runs_ahead(plan: BisectPlan, points: Sequence[Point]) -> int:

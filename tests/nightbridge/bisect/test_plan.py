@@ -870,7 +870,11 @@ def test_a_bisect_says_its_price_first(plan: BisectPlan, make_record: Callable[.
         }
     )
 
-    assert price_of(plan, (), base) == "6 runs of 10 min on 8 nodes = 64 GPU-hours"
+    assert price_of(plan, (), base) == (
+        "6 runs of 10 min on 8 nodes = 64 GPU-hours, at most 100 runs = 1,067 GPU-hours"
+    )
     assert isinstance(plan.levels, Levels)
     done = Point(place=0, number=1, run_key="", status=VerdictStatus.PASSED, value=plan.levels.good)
-    assert price_of(plan, [done], base) == "5 runs of 10 min on 8 nodes = 53.3 GPU-hours"
+    assert price_of(plan, [done], base) == (
+        "5 runs of 10 min on 8 nodes = 53.3 GPU-hours, at most 99 runs = 1,056 GPU-hours"
+    )
