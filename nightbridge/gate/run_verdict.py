@@ -205,7 +205,7 @@ def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[NightRuns
 def _verdict(
     record: RunRecord, baseline: Sequence[HistoryRow], results: Sequence[MetricResult], tonight: Tonight | None
 ) -> Verdict:
-    outcome_fault, _words = OUTCOMES[record.job.outcome]
+    outcome_fault, _words = OUTCOMES.get(record.job.outcome, OUTCOMES[None])
     short = missing_steps(record, baseline)
     wrong = (*wrong_data(record.summary), *damaged_checkpoints(record))
     reruns, why = 0, ""
@@ -315,7 +315,7 @@ def _with_broken_runs(verdict: Verdict, further: Sequence[HistoryRow]) -> Verdic
     if not broken or verdict.status in NO_VALUE:
         return verdict
     first, runs = broken[0], format_count(len(further), "further run")
-    is_outcome = OUTCOMES[first.outcome][0] is not None
+    is_outcome = OUTCOMES.get(first.outcome, OUTCOMES[None])[0] is not None
     why = _outcome_reason(first) if is_outcome else "; ".join(wrong_data(first.summary))
     reason = f"{len(broken)} of {runs} of the same pins broke, {first.run_key} {first.verdict}: {why}".rstrip(": ")
     status = verdict.status if EXIT_CODES[verdict.status] else VerdictStatus.UNSTABLE
@@ -378,7 +378,7 @@ def _beside_golden(comparison: Comparison, golden: ReferenceResult | None) -> Co
 
 
 def _outcome_reason(ended: Job | HistoryRow) -> str:
-    _fault, words = OUTCOMES[ended.outcome]
+    _fault, words = OUTCOMES.get(ended.outcome, OUTCOMES[None])
     return f"{words}: {ended.outcome_reason}" if ended.outcome_reason else words
 
 

@@ -1,5 +1,6 @@
 """The bases of all models, and the names of nights and runs."""
 
+import enum
 import hashlib
 import re
 from datetime import UTC, date, datetime
@@ -27,6 +28,24 @@ class StoredModel(Model):
     def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
         """Read a document; `options` are pydantic's."""
         return super().model_validate_json(json_data, **{"extra": "ignore", **options})
+
+
+class StoredWord(enum.StrEnum):
+    """Base of the words of stored documents: a newer release's, which this one does not know, is kept by its name.
+
+    It is none of the members, so what asks for these takes it for neither good nor complete.
+    """
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, str) or not _WORD.fullmatch(value):
+            return None
+        word = str.__new__(cls, value)
+        word._name_, word._value_ = value.upper(), value
+        return word
+
+
+_WORD = re.compile(r"[a-z][a-z_]{1,39}")
 
 
 def utc_now() -> datetime:

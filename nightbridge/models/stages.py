@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from nightbridge.models.base import Model, StoredModel
+from nightbridge.models.base import Model, StoredModel, StoredWord
 from nightbridge.models.scenario import RunSpec
 from nightbridge.models.site import SecretRef
 
@@ -145,7 +145,7 @@ class JobStatus(Model):
     )
 
 
-class Outcome(enum.StrEnum):
+class Outcome(StoredWord):
     """What became of a job, from Slurm's state and the run's own evidence together."""
 
     SUCCEEDED = "succeeded"

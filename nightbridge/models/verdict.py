@@ -1,13 +1,12 @@
 """Results of the comparison: verdicts, their evidence, sweeps and the report of a night."""
 
-import enum
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from nightbridge.models.base import Model, StoredModel
+from nightbridge.models.base import Model, StoredModel, StoredWord
 from nightbridge.models.metrics import MetricName
 from nightbridge.models.scenario import RewardKind
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class VerdictStatus(enum.StrEnum):
+class VerdictStatus(StoredWord):
     """The answer in the morning."""
 
     PASSED = "passed"
@@ -215,7 +214,18 @@ _STATUSES_BY_CODE = {
     3: "failed short cancelled",
     4: "infrastructure",
 }
-EXIT_CODES = {VerdictStatus(name): code for code, names in _STATUSES_BY_CODE.items() for name in names.split()}
+
+
+class _ExitCodes(dict[VerdictStatus, int]):
+    """By verdict; one that only a newer release knows is to be looked at."""
+
+    def __missing__(self, status: VerdictStatus) -> int:
+        return 1
+
+
+EXIT_CODES = _ExitCodes(
+    (VerdictStatus(name), code) for code, names in _STATUSES_BY_CODE.items() for name in names.split()
+)
 
 GOOD_VERDICTS = frozenset(status for status, code in EXIT_CODES.items() if code == 0)
 """Nights with these make the baseline of later ones."""

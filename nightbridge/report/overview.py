@@ -16,7 +16,7 @@ from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.nights.records import Night, NightEnd, NightVerdict, find_nights, newest_first, verdict_since
 from nightbridge.numbers import format_count, format_value
 from nightbridge.report.charts import NightPoint, PointKind, sparkline
-from nightbridge.report.tables import STATUS_WORDS, cause_of, gravest_first, short_reason
+from nightbridge.report.tables import STATUS_WORDS, cause_of, gravest_first, gravity, short_reason
 from nightbridge.store.object_store import ObjectStore
 from nightbridge.store.parallel import in_parallel
 
@@ -106,8 +106,7 @@ def _open_decisions(store: ObjectStore, newest: Sequence[NightEnd]) -> list[Stor
 
 def _overview(verdict: Verdict, nights: Mapping[str, Sequence[NightVerdict]], decision: str) -> TestOverview:
     """A test by its runs of each night, oldest first, and the gravest verdict of the newest night."""
-    order = list(STATUS_WORDS).index
-    of_night = {night: min((run.status for run in runs), key=order) for night, runs in nights.items()}
+    of_night = {night: min((run.status for run in runs), key=gravity) for night, runs in nights.items()}
     in_short = {run.run_key: run.step_time for run in nights[verdict.night]}
     measured = verdict.metric("step_time")
     return TestOverview(
@@ -141,7 +140,6 @@ def index_html(store: ObjectStore, disk: Sequence[str] = ()) -> str:
     nights = list(dict.fromkeys(end.night for end in ends))
     by_test: dict[str, dict[str, tuple[NightVerdict, str]]] = {}
     hours, confirmation, stored = defaultdict[str, float](float), 0.0, defaultdict[str, int](int)
-    order = list(STATUS_WORDS).index
     for end in ends:
         page = f"{quote(end.night)}/{quote(end.scenario)}.html"
         for verdict in end.verdicts:
@@ -150,11 +148,11 @@ def index_html(store: ObjectStore, disk: Sequence[str] = ()) -> str:
             stored[verdict.test_id] += verdict.stored_bytes
             known = by_test.setdefault(verdict.test_id, {})
             before = known.get(end.night)
-            if before is None or order(verdict.status) < order(before[0].status):
+            if before is None or gravity(verdict.status) < gravity(before[0].status):
                 known[end.night] = (verdict, f"{page}#{quote(verdict.run_key)}")
     last = {test: list(known.values())[-1][0] for test, known in by_test.items()}
     calls = {test for test, verdict in last.items() if STATUS_WORDS[verdict.status].task}
-    tests = sorted(by_test, key=lambda test: (test not in calls, order(last[test].status), test))
+    tests = sorted(by_test, key=lambda test: (test not in calls, gravity(last[test].status), test))
     open_nights = _open_nights(newest[:OVERVIEW_NIGHTS])
     decided = _open_decisions(store, ends[-1:])
     count = format_count(len(tests), "test")

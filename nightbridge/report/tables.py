@@ -30,27 +30,39 @@ class StatusWords(NamedTuple):
     task: str
 
 
+class _StatusWords(dict[VerdictStatus, StatusWords]):
+    def __missing__(self, status: VerdictStatus) -> StatusWords:
+        task = "A newer release of nightbridge gave this verdict; look at its report."
+        return StatusWords(status.replace("_", " "), "?", "bad", task)
+
+
 # The gravest first: the order of the matrix and of the morning's list.
-STATUS_WORDS: dict[VerdictStatus, StatusWords] = {
-    VerdictStatus.REGRESSED: StatusWords(
-        "regressed", "◆", "bad", "Find the cause in the changes below, then fix it or accept the new level."
-    ),
-    VerdictStatus.SUSPICIOUS: StatusWords(
-        "suspicious", "?", "bad", "Find out why it is so much better; accept it as baseline if it is real."
-    ),
-    VerdictStatus.UNSTABLE: StatusWords("unstable", "≈", "bad", "Rerun it, and compare the nodes it ran on."),
-    VerdictStatus.FAILED: StatusWords("failed", "✕", "bad", "Read the job's log; changed pins are listed below."),
-    VerdictStatus.SHORT: StatusWords("short", "✕", "bad", "Read the job's log: why did it end before its last step?"),
-    VerdictStatus.INFRASTRUCTURE: StatusWords(
-        "infrastructure", "!", "warn", "The code was not tested. Fix the cause, then start a new attempt."
-    ),
-    VerdictStatus.INVALID: StatusWords("invalid", "!", "warn", "Fix the test's file; nothing was started."),
-    VerdictStatus.CANCELLED: StatusWords("cancelled", "–", "warn", "Start a new attempt if it is still needed."),
-    VerdictStatus.NO_BASELINE: StatusWords("no baseline", "○", "none", ""),
-    VerdictStatus.INSUFFICIENT_DATA: StatusWords("insufficient data", "◔", "none", ""),
-    VerdictStatus.IMPROVED: StatusWords("improved", "★", "good", ""),
-    VerdictStatus.PASSED: StatusWords("passed", "✓", "good", ""),
-}
+STATUS_WORDS = _StatusWords(
+    {
+        VerdictStatus.REGRESSED: StatusWords(
+            "regressed", "◆", "bad", "Find the cause in the changes below, then fix it or accept the new level."
+        ),
+        VerdictStatus.SUSPICIOUS: StatusWords(
+            "suspicious", "?", "bad", "Find out why it is so much better; accept it as baseline if it is real."
+        ),
+        VerdictStatus.UNSTABLE: StatusWords("unstable", "≈", "bad", "Rerun it, and compare the nodes it ran on."),
+        VerdictStatus.FAILED: StatusWords("failed", "✕", "bad", "Read the job's log; changed pins are listed below."),
+        VerdictStatus.SHORT: StatusWords(
+            "short", "✕", "bad", "Read the job's log: why did it end before its last step?"
+        ),
+        VerdictStatus.INFRASTRUCTURE: StatusWords(
+            "infrastructure", "!", "warn", "The code was not tested. Fix the cause, then start a new attempt."
+        ),
+        VerdictStatus.INVALID: StatusWords("invalid", "!", "warn", "Fix the test's file; nothing was started."),
+        VerdictStatus.CANCELLED: StatusWords("cancelled", "–", "warn", "Start a new attempt if it is still needed."),
+        VerdictStatus.NO_BASELINE: StatusWords("no baseline", "○", "none", ""),
+        VerdictStatus.INSUFFICIENT_DATA: StatusWords("insufficient data", "◔", "none", ""),
+        VerdictStatus.IMPROVED: StatusWords("improved", "★", "good", ""),
+        VerdictStatus.PASSED: StatusWords("passed", "✓", "good", ""),
+    }
+)
+
+_GRAVITY = {status: place for place, status in enumerate(STATUS_WORDS)}
 
 COMPARISON_WORDS: dict[str, tuple[str, Tone]] = {
     "regressed": ("worse", "bad"),
@@ -74,10 +86,14 @@ class Cell(NamedTuple):
     golden: str = ""
 
 
+def gravity(status: VerdictStatus) -> int:
+    """The place of a verdict in the order in which they are shown; one that only a newer release knows is first."""
+    return _GRAVITY.get(status, -1)
+
+
 def gravest_first(verdicts: Iterable[Verdict]) -> list[Verdict]:
     """The order in which verdicts are shown."""
-    order = list(STATUS_WORDS)
-    return sorted(verdicts, key=lambda verdict: (order.index(verdict.status), verdict.test_id, verdict.run_key))
+    return sorted(verdicts, key=lambda verdict: (gravity(verdict.status), verdict.test_id, verdict.run_key))
 
 
 def cause_of(verdict: Verdict) -> str:

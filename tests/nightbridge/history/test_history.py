@@ -1,5 +1,6 @@
 """The rows of a series: what they say, where they lie, and which of them are read."""
 
+import json
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,12 +10,13 @@ import pytest
 
 from nightbridge.errors import DamagedData
 from nightbridge.gate.run_verdict import compare
-from nightbridge.history.history_store import Pack, RowKey, compact, put_row, write_generation
+from nightbridge.history.history_store import Pack, RowKey, compact, put_row, series_folder, write_generation
 from nightbridge.history.nightly_values import nights_of, rows_until
 from nightbridge.history.reading import (
     DUMPED,
     LOOK_BACK,
     find_series,
+    is_good,
     last_good_dump,
     read_history,
     read_recent,
@@ -24,6 +26,7 @@ from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import RunRecord, RunSpec, Summary, VerdictStatus
 from nightbridge.models.series import former_series_id, series_id
 from nightbridge.store.directory import DirectoryStore
+from tests.builders import make_summary
 
 
 def test_a_row_says_what_the_run_was_what_became_of_it_and_what_it_measured(
@@ -305,6 +308,28 @@ def test_a_series_keeps_its_name_where_a_switch_was_taken_for_a_secret(
 
     assert series_id(switched, "dgx") not in (former, series_id(spec, "dgx"))
     assert series_of(store, switched, "dgx") == former
+
+
+def test_words_that_only_a_newer_release_knows_are_kept_and_never_good(
+    store: DirectoryStore, make_row: Callable[..., HistoryRow], make_record: Callable[..., RunRecord]
+) -> None:
+    rows = [make_row(night=f"2026-11-{day:02}") for day in range(1, 20)]
+    for row in rows[:-2]:
+        put_row(store, row)
+    newer = {"verdict": "partly_passed"}, {"outcome": "drained"}
+    for row, words in zip(rows[-2:], newer, strict=True):
+        text = json.dumps(row.model_dump(mode="json") | words)
+        store.put(f"{series_folder('dgx', row.series)}/{row.night}-{row.run_key}.json", text.encode())
+
+    for _ in range(2):
+        read = read_history(store, "dgx", rows[0].series)
+        verdict = compare(make_record(make_summary([1.0] * 50), "2026-11-20"), read)
+
+        assert [row.verdict for row in read[-2:]] == ["partly_passed", rows[-1].verdict]
+        assert (read[-1].outcome, [is_good(row) for row in read[-3:]]) == ("drained", [True, False, False])
+        assert verdict.status is VerdictStatus.PASSED
+        assert verdict.baseline_runs[-1] == rows[-3].run_key
+        assert compact(store, "dgx", rows[0].series) in (19, 0)
 
 
 def test_a_series_without_history_has_its_own_name_and_no_alias(

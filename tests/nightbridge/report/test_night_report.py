@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote, urljoin
 
 import pandas as pd
 import pytest
+from pydantic import ValidationError
 from rich.console import Console
 
 from nightbridge.attribution.attribution_plan import folder_of, keep_plan
@@ -41,6 +42,7 @@ from nightbridge.models import (
 )
 from nightbridge.models.metrics import COLUMNS
 from nightbridge.models.series import former_series_id, series_id
+from nightbridge.models.verdict import exit_code_of
 from nightbridge.outputs.event_files import empty_table, metrics_parquet
 from nightbridge.report import overview
 from nightbridge.report.night_page import MAX_CHARTED, ReportedRun, headline_of
@@ -315,6 +317,17 @@ def test_a_run_that_died_has_the_history_that_an_older_release_named_otherwise(
 
     assert former != present
     assert "Median step time of each night" in page
+
+
+def test_a_verdict_that_only_a_newer_release_gives_is_shown_by_its_name_and_alarms(nights: Nights) -> None:
+    verdict, rows = nights([1.0, 1.0])
+    newer = Verdict.model_validate_json(verdict.model_dump_json().replace(verdict.status, "partly_passed", 1))
+
+    assert "partly passed" in render((newer, rows)).text
+    assert "| ? partly passed |" in markdown_table([newer])
+    assert (newer.exit_code, exit_code_of([newer.status])) == (1, 1)
+    with pytest.raises(ValidationError):
+        Verdict.model_validate_json(verdict.model_dump_json().replace(verdict.status, "no word", 1))
 
 
 def test_sweep_points_of_one_test_are_told_apart(nights: Nights) -> None:
