@@ -31,7 +31,7 @@ from examples.practice.repositories import commit_behaviour, make_practice_repos
 from nightbridge.masking import MASK
 from nightbridge.models import SecretRef, StoreSettings
 from tests.conftest import BUCKET
-from tests.flows.practice_night import Entry, nightbridge, toml, write_scenario, write_site
+from tests.flows.practice_night import Entry, nightbridge, nightbridge_here, toml, write_scenario, write_site
 from tests.real.prefect_server import make_home
 from tests.real.s3_servers import S3Server
 from tests.real.socket_audit import called_hosts, make_audited_python
@@ -301,8 +301,10 @@ def left(
     make_home(folder / "prefect")
     # What the tests themselves set to keep telemetry at home is not what keeps the night's at home.
     telemetry = {"DO_NOT_TRACK", "PREFECT_SERVER_ANALYTICS_ENABLED", "CI"}
+    # And this one night asks for tokens against forged requests, as every client of Prefect does by default.
+    of_the_tests = {*telemetry, "PREFECT_CLIENT_CSRF_SUPPORT_ENABLED"}
     environment = {
-        **{name: value for name, value in os.environ.items() if name not in telemetry},
+        **{name: value for name, value in os.environ.items() if name not in of_the_tests},
         **values.in_environment,
         "HOME": str(folder / "home"),
         "TMPDIR": str(folder / "tmp"),
@@ -479,9 +481,9 @@ def test_no_process_but_the_night_itself_has_more_than_a_tests_own_secrets_in_it
 
 
 @pytest.mark.parametrize("command", ["render", "validate"])
-def test_showing_a_test_shows_no_secret(left: Left, command: str) -> None:
-    environment = {**os.environ, **left.planted.in_environment}
-    shown = nightbridge(command, left.folder / "conf/with-secrets.toml", "--json", environment=environment)
+def test_showing_a_test_shows_no_secret(left: Left, command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    scenario = left.folder / "conf/with-secrets.toml"
+    shown = nightbridge_here(capfd, command, scenario, "--json", **left.planted.in_environment)
 
     assert json.loads(shown.stdout)
     assert found_in((shown.stdout + shown.stderr).encode(), left.planted) == []
