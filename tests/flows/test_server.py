@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from prefect.client.orchestration import get_client
 from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import (
     PREFECT_API_URL,
@@ -32,10 +31,14 @@ MOMENT = 10.0
 STARTS_ONE = """
 import json, time
 from nightbridge.flows.server import reach_server
+from prefect.client.orchestration import get_client
 from prefect.server.api.server import SubprocessASGIServer
 reach_server()
 server = SubprocessASGIServer()
-print(json.dumps({"pid": server.server_process.pid, "url": server.api_url}), flush=True)
+with get_client(sync_client=True) as client:
+    asked = str(client.api_url)
+told = {"pid": server.server_process.pid, "url": server.api_url, "kind": type(server).__name__, "asked": asked}
+print(json.dumps(told), flush=True)
 time.sleep(600)
 """
 
@@ -94,10 +97,15 @@ def wait_until(true: Callable[[], object], seconds: float) -> None:
         time.sleep(0.05)
 
 
-def test_it_ends_with_a_process_that_is_killed_and_hears_no_signal_of_its_terminal(environment: dict[str, str]) -> None:
+def test_it_is_prefects_and_ends_with_a_process_that_is_killed_and_hears_no_signal_of_its_terminal(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    memory = tmp_path / "prefect" / "memo_store.toml"
+    believed = memory.read_text()
     process = start(STARTS_ONE, environment)
     assert process.stdout is not None
-    server = json.loads(process.stdout.readline())["pid"]
+    own = json.loads(process.stdout.readline())
+    server = own["pid"]
     told = dict(entry.split("=", 1) for entry in Path(f"/proc/{server}/environ").read_text().split("\0") if entry)
     group = os.getpgid(server)
 
@@ -107,6 +115,9 @@ def test_it_ends_with_a_process_that_is_killed_and_hears_no_signal_of_its_termin
     wait_until(lambda: not alive(server), MOMENT)
     assert group == server
     assert (told["PREFECT_SERVER_ANALYTICS_ENABLED"], told["DO_NOT_TRACK"]) == ("false", "1")
+    assert (own["kind"], own["asked"].rstrip("/")) == (EmbeddedServer.__name__, own["url"].rstrip("/"))
+    # It looks for no blocks: what is believed is of another database's types, which are not in this one's.
+    assert memory.read_text() == believed
 
 
 def test_it_ends_with_a_process_that_is_killed_while_it_starts(environment: dict[str, str]) -> None:
@@ -126,29 +137,6 @@ def test_a_thread_that_is_left_behind_starts_no_other_one_as_the_process_ends(en
     said, _ = process.communicate(timeout=300)
 
     assert said == "the process is ending\n"
-
-
-def test_it_looks_for_no_blocks_and_leaves_what_a_server_with_blocks_believes_of_its_database(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
-    memory = tmp_path / "prefect" / "memo_store.toml"
-    believed = memory.read_text()
-
-    start(STARTS_ONE.replace("time.sleep(600)", ""), environment).communicate(timeout=300)
-
-    assert memory.read_text() == believed  # of another database's types, which are not in this one's
-
-
-def test_prefect_uses_it_wherever_it_needs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_home(tmp_path / "prefect")
-    database = f"sqlite+aiosqlite:///{tmp_path}/prefect/prefect.db"
-    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", database)
-    reach_server()
-
-    own = SubprocessASGIServer()
-    with get_client(sync_client=True) as client:
-        assert isinstance(own, EmbeddedServer)
-        assert str(client.api_url).rstrip("/") == own.api_url.rstrip("/")
 
 
 def test_one_that_is_already_running_stays() -> None:
@@ -227,32 +215,27 @@ def test_where_none_is_configured_and_none_is_allowed_the_person_is_told() -> No
         reach_server()
 
 
-def test_who_has_a_server_elsewhere_needs_not_wait_for_the_imports_of_one(environment: dict[str, str]) -> None:
+def test_who_has_a_server_elsewhere_needs_not_wait_for_the_imports_of_one_and_tells_prefect_nothing(
+    environment: dict[str, str],
+) -> None:
     script = """
 import sys
 from nightbridge.flows.server import reach_server
 from nightbridge.errors import TransientError
+from prefect._internal.analytics.enabled import is_telemetry_enabled
+from prefect.settings import get_current_settings
 try:
     reach_server()
 except TransientError as error:
     print(error)
 print("prefect.server.api.server" in sys.modules)
+print(is_telemetry_enabled(), get_current_settings().server.analytics_enabled)
 """
-    process = start(script, {**environment, "PREFECT_API_URL": f"http://127.0.0.1:{free_ports(1)[0]}/api"})
+    elsewhere = {"PREFECT_API_URL": f"http://127.0.0.1:{free_ports(1)[0]}/api"}
+    process = start(script, {**environment, **elsewhere, "PREFECT_SERVER_ANALYTICS_ENABLED": "true", "CI": ""})
 
-    told, imported = process.communicate(timeout=120)[0].splitlines()
+    told, imported, telemetry = process.communicate(timeout=120)[0].splitlines()
 
     assert "the Prefect server does not answer" in told
     assert imported == "False"
-
-
-def test_whoever_imports_our_flows_keeps_prefects_telemetry_at_home(environment: dict[str, str]) -> None:
-    script = """
-import nightbridge.flows
-from prefect._internal.analytics.enabled import is_telemetry_enabled
-from prefect.settings import get_current_settings
-print(is_telemetry_enabled(), get_current_settings().server.analytics_enabled)
-"""
-    process = start(script, {**environment, "PREFECT_SERVER_ANALYTICS_ENABLED": "true", "CI": ""})
-
-    assert process.communicate(timeout=120)[0].split() == ["False", "False"]
+    assert telemetry == "False False"
