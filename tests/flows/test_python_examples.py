@@ -79,10 +79,13 @@ def test_a_notebook_runs_a_night_and_reads_its_history(folder: Path) -> None:
     assert parity in {"True", "False"}
 
 
-def test_a_flow_of_ones_own_has_sweep_and_night_as_its_subflows(folder: Path) -> None:
-    printed = output_of(OWN_FLOW, folder)
+@pytest.fixture(scope="module")
+def printed_by_own_flow(folder: Path) -> str:
+    return output_of(OWN_FLOW, folder)
 
-    assert re.search(r"\{'mb': [12]\}: \['\w+'\]", printed)
+
+def test_a_flow_of_ones_own_has_sweep_and_night_as_its_subflows(printed_by_own_flow: str) -> None:
+    assert re.search(r"\{'mb': [12]\}: \['\w+'\]", printed_by_own_flow)
 
 
 EVERYWHERE = """
@@ -93,12 +96,15 @@ from prefect import flow
 import nightbridge
 from nightbridge.errors import InvalidInput
 
-RUN = nightbridge.read_history("llama-small", system="site.toml").to_dataframe().iloc[0]
+def first(test):
+    return nightbridge.read_history(test, system="site.toml").to_dataframe().iloc[0]
+
+RUN = first("llama-small")
 KEY, NIGHT = RUN["run_key"], {"night": RUN["night"]}
 CALLS = {
     "nightly_regression": (["conf/practice/nightly.toml"], NIGHT),
     "run_pipeline": (["conf/practice/nightly.toml"], NIGHT),
-    "run_sweep": (["conf/practice/sweep.toml"], NIGHT),
+    "run_sweep": (["conf/practice/sweep.toml"], {"night": first("tuned")["night"]}),
     "bisect_regression": (["llama-small"], {}),
     "attribute_regression": (["llama-small"], {}),
     "try_change": (["conf/practice/vlm_small.toml"], {}),
@@ -138,7 +144,7 @@ asyncio.run(cell())
 of_ones_own()
 asyncio.run(async_of_ones_own())
 """
-"""A night that is stored and a sweep that is found again by whoever names it later. Nothing is worse or to be tried."""
+"""A night and a sweep that are stored, and found again by whoever names them. Nothing is worse or to be tried."""
 
 RETURNED = {
     "nightly_regression": "NightReport",
@@ -164,6 +170,7 @@ def test_every_function_returns_its_answer_where_a_loop_runs_and_in_another_flow
 
 
 @pytest.fixture(scope="module")
-def everywhere(folder: Path, printed_by_script: str) -> str:
+def everywhere(folder: Path, printed_by_script: str, printed_by_own_flow: str) -> str:
     assert "llama-small" in printed_by_script  # it has a history
+    assert "mb" in printed_by_own_flow  # so has the sweep
     return output_of(EVERYWHERE, folder)
