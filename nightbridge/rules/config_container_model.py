@@ -282,7 +282,12 @@ def _routing(c: ConfigContainer) -> Iterator[str]:
 @rule("container-overlap", _OVERLAP, ("comm_overlap", "model"))
 def _overlap(c: ConfigContainer) -> Iterator[str]:
     """The overlap hides the all-to-all of one micro batch behind the compute of another one."""
-    if not c.is_on("comm_overlap.overlap_moe_expert_parallel_comm"):
+    overlaps = c.is_on("comm_overlap.overlap_moe_expert_parallel_comm")
+    if c.is_on("comm_overlap.delay_wgrad_compute") and not (
+        overlaps or c.is_on("model.overlap_moe_expert_parallel_comm")
+    ):
+        yield "comm_overlap.delay_wgrad_compute needs comm_overlap.overlap_moe_expert_parallel_comm = true"
+    if not overlaps:
         return
     staged = c.size("pipeline_model_parallel_size") > 1
     # v0.3 does not look at the modules, and its dumps lack this field.

@@ -82,6 +82,7 @@ STAGES = {"model.transformer.pipeline_model_parallel_size": 4}
 COUNTED, FIRST = "model.account_for_loss_in_pipeline_split", "model.num_layers_in_first_pipeline_stage"
 SELECTIVE = {"model.recompute_granularity": "selective"}
 SHARED = {**SELECTIVE, "model.recompute_modules": ["shared_experts"], "model.moe_shared_expert_overlap": True}
+DELAYS = {"comm_overlap.delay_wgrad_compute": True}
 OVERLAP = {"comm_overlap.overlap_moe_expert_parallel_comm": True}
 MOE_AGAIN, V4 = {"model.recompute_modules": ["moe"]}, "model.mtp_use_repeated_layer"
 CONTEXT = {"model.transformer.context_parallel_size": 2}
@@ -245,6 +246,7 @@ BREAKS: list[tuple[str, dict[str, Any], str]] = [
         {"model.cpu_offloading": True, "model.cpu_offloading_num_layers": 32},
         "cpu_offloading_num_layers 32 must be less than model.num_layers 32",
     ),
+    ("container-overlap", DELAYS, "delay_wgrad_compute needs comm_overlap.overlap_moe_expert_parallel_comm = true"),
     ("container-overlap", OVERLAP, "needs model.expert_model_parallel_size > 1"),
     ("container-overlap", {**OVERLAP, **STAGES}, "needs a virtual pipeline"),
     ("container-overlap", {**OVERLAP, "model.recompute_num_layers": 1}, "needs no recomputed layers"),
@@ -561,6 +563,8 @@ def test_every_rule_is_broken_by_some_configuration_here() -> None:
         ("container-overlap", {**OVERLAP, **STAGES, "model.expert_model_parallel_size": 2, "model.virtual_pipeline_model_parallel_size": 2}),
         ("container-recompute", {**SELECTIVE, "model.recompute_modules": ["mla_up_proj"], "model.multi_latent_attention": True}),
         ("container-overlap", {**OVERLAP, **MOE_AGAIN, "model.expert_model_parallel_size": 2}),
+        ("container-overlap", {**DELAYS, **OVERLAP, "model.expert_model_parallel_size": 2}),
+        ("container-overlap", {**DELAYS, "model.transformer.overlap_moe_expert_parallel_comm": True}),
         ("container-recompute", SHARED),
         ("container-heads", {"model.transformer.tensor_model_parallel_size": 16}),
         ("container-schedule-mixed", {"scheduler.lr_decay_samples": None}),
