@@ -402,12 +402,20 @@ def _opened_alone(path: Path) -> Iterator[int]:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise _restored_by_another(path) from error
-        # The other fetch may have ended between the two calls: the file has its own name now, and is whole.
-        if not path.exists():
+        # The other fetch may have ended between the two calls: the file has its own name now, and is whole. A third one
+        # may have begun another file of this name since.
+        if not _is_at(path, descriptor):
             raise _restored_by_another(path)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _restored_by_another(path: Path) -> TransientError:

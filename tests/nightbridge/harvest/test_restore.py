@@ -523,16 +523,23 @@ def test_two_fetches_into_one_folder_do_not_mix(directory: ObjectStore, left: Le
             fetch_run(directory, prefix, tmp_path / "back")
 
 
+@pytest.mark.parametrize("begun_again", [False, True])
 def test_a_file_that_another_fetch_ends_while_it_is_opened_is_left_as_it_is(
-    directory: ObjectStore, left: LeftRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begun_again: bool, directory: ObjectStore, left: LeftRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is verified and has its name by then: what is written to it now would be checked too late."""
+    """It is verified and has its name by then: what is written to it now would be checked too late.
+
+    What a third fetch has begun by then would get the name half written.
+    """
     prefix, back = left.harvest(directory).prefix, tmp_path / "back"
     flock, first = fcntl.flock, iter([True])
 
     def ended_before(descriptor: int, how: int) -> None:
         if next(first, False):
-            os.rename(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path / "ended")
+            partial = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            partial.rename(tmp_path / "ended")
+            if begun_again:
+                partial.touch()
         flock(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", ended_before)
