@@ -5,7 +5,6 @@ said by the test, as what reads it from logs is specified elsewhere.
 """
 
 import contextlib
-import os
 import pwd
 import shutil
 import signal
@@ -389,35 +388,6 @@ def test_a_job_that_an_administrator_requeues_is_followed_to_its_second_end(
 
     assert refused.returncode != 0
     assert ended.outcome is Outcome.SUCCEEDED
-    assert run.jobs() == [job.job_id]
-
-
-def test_a_job_whose_ranks_end_before_its_batch_shell_is_requeued_is_followed_to_its_second_end(
-    run: Run, slurm_cluster: SlurmDaemons
-) -> None:
-    """The node of the batch shell gets Slurm's signal a moment later than the node of the ranks."""
-    marker = run.attempt.workspace / "ran"
-    rank = "srun --nodes=1 --ntasks=1 --nodelist=node2 sh -c 'trap \"exit 9\" TERM; sleep 100 & wait'"
-    job = run.start(f"test -e {marker} && exit 0; touch {marker}; {rank}", "--nodes=2", "--ntasks=2")
-    wait_until(lambda: f"{job.job_id}.0" in slurm_cluster.command("squeue", "-h", "-s").stdout)
-    time.sleep(1)
-    job_id = str(job.job_id)
-    slurm_cluster.command("scontrol", "update", f"job={job_id}", "requeue=1")
-    slurmd = int((slurm_cluster.folder / "slurmd-node1.pid").read_text())
-
-    os.kill(slurmd, signal.SIGSTOP)
-    try:
-        slurm_cluster.command("scontrol", "requeue", job_id)
-        wait_until((run.attempt.attempt_dir / "exit_code").exists)
-        time.sleep(0.5)
-    finally:
-        os.kill(slurmd, signal.SIGCONT)
-    wait_until(lambda: slurm_cluster.command("squeue", "-h", "-o", "%r", "-j", job_id).stdout.strip() == "BeginTime")
-    time.sleep(2)
-    slurm_cluster.command("scontrol", "update", f"job={job_id}", "starttime=now")
-    ended = run.ended(50)
-
-    assert (ended.outcome, ended.exit_file_code) == (Outcome.SUCCEEDED, 0)
     assert run.jobs() == [job.job_id]
 
 
