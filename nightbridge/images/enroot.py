@@ -262,7 +262,11 @@ def temporary_folder(configured: Path | None) -> Path:
 
     Unpacking needs a local file system.
     """
-    return configured or Path(enroot_settings().get("ENROOT_TEMP_PATH") or tempfile.gettempdir())
+    if configured:
+        return configured
+    # Where it has none, enroot says TMPDIR, even one that this machine lacks.
+    found = enroot_settings().get("ENROOT_TEMP_PATH")
+    return Path(tempfile.gettempdir() if found in (None, "", os.environ.get("TMPDIR")) else found)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,20 @@ def test_what_the_site_has_in_enroot_conf_holds_unless_set_for_nightbridge(
     monkeypatch.setenv("ENROOT_TEMP_PATH", str(tmp_path / "mine"))
     find_enroot().import_image(NEMO, tmp_path / "again.sqsh")
     assert Path(enroot.environment()["ENROOT_TEMP_PATH"]).parent == tmp_path / "mine"
+
+
+def test_a_temporary_folder_that_this_machine_lacks_is_not_enroots_either(
+    enroot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Profiles name a disk of the compute nodes; whoever has no setting of enroot's is given the system's folder."""
+    monkeypatch.delenv("ENROOT_TEMP_PATH", raising=False)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "file" / "scratch"))
+    enroot.configure(ENROOT_TEMP_PATH="${TMPDIR:-/tmp}")
+
+    find_enroot().import_image(NEMO, tmp_path / "image.sqsh")
+
+    assert Path(enroot.environment()["ENROOT_TEMP_PATH"]).parent == Path(tempfile.gettempdir())
 
 
 def test_credentials_reach_it_and_leave_no_trace(enroot: Any, tmp_path: Path) -> None:
