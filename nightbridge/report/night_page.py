@@ -1,5 +1,6 @@
 """The night's HTML page: verdicts and history turned into the words, rows and drawings that its template lays out."""
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -152,11 +153,8 @@ def headline_of(verdicts: Sequence[Verdict]) -> tuple[str, str]:
     if not verdicts:
         return "Nothing ran tonight.", "No test ran."
     calls = [verdict for verdict in verdicts if STATUS_WORDS[verdict.status].task]
-    counts = [
-        f"{count} {words.label}"
-        for status, words in STATUS_WORDS.items()
-        if (count := sum(verdict.status is status for verdict in verdicts))
-    ]
+    labels = Counter(STATUS_WORDS[verdict.status].label for verdict in gravest_first(verdicts))
+    counts = [f"{count} {label}" for label, count in labels.items()]
     tests = format_count(len(verdicts), "test")
     confirmation = sum(verdict.confirmation_gpu_hours for verdict in verdicts)
     hours = sum(verdict.gpu_hours for verdict in verdicts) + confirmation

@@ -325,6 +325,7 @@ def test_a_verdict_that_only_a_newer_release_gives_is_shown_by_its_name_and_alar
 
     assert "partly passed" in render((newer, rows)).text
     assert "| ? partly passed |" in markdown_table([newer])
+    assert headline_of([verdict, newer])[1].startswith("2 tests: 1 partly passed, 1 ")
     assert (newer.exit_code, exit_code_of([newer.status])) == (1, 1)
     with pytest.raises(ValidationError):
         Verdict.model_validate_json(verdict.model_dump_json().replace(verdict.status, "no word", 1))
