@@ -156,7 +156,7 @@ def own_night(chosen: ChosenNight, scenario: Scenario, site: Site) -> tuple[Chos
     """
     for name in _possible_nights(chosen):
         earlier = patiently(partial(_read_start, name, scenario.name, site))
-        if earlier is None or not _is_anothers(earlier, chosen.slot, _own_deployment(), scenario.test_ids):
+        if earlier is None or not _is_anothers(earlier, chosen.slot, deployment.name, scenario.test_ids):
             break
         run_log().info("night %s is that of the slot at %s %s", name, earlier.slot, earlier.deployment)
     if earlier is not None and earlier.cluster != site.cluster.name:
@@ -179,18 +179,7 @@ def _read_start(night: str, scenario: str, site: Site) -> NightStart | None:
     return read_start(store_of(site), night, scenario)
 
 
-def _own_deployment() -> str:
-    """The deployment whose flow run this is, or calls this one; empty by hand.
-
-    Of a flow run by hand Prefect's runtime asks the server each time whether it has one.
-    """
-    flow_run = this_flow_run()
-    if flow_run is not None and flow_run.deployment_id is None and flow_run.parent_task_run_id is None:
-        return ""
-    return deployment.name or ""
-
-
-def _is_anothers(earlier: NightStart, slot: datetime | None, own: str, test_ids: Collection[str]) -> bool:
+def _is_anothers(earlier: NightStart, slot: datetime | None, own: str | None, test_ids: Collection[str]) -> bool:
     """Whether a night is that of another slot, or for this one of another deployment that has none of these tests."""
     if earlier.slot is None or slot is None:
         return False
@@ -237,7 +226,7 @@ def make_night_plan(scenario: Scenario, chosen: ChosenNight, site: Site, choice:
         begun_at=utc_now(),
         slot=chosen.slot,
         flow_run=str(flow_run.id) if flow_run else "",
-        deployment=_own_deployment(),
+        deployment=deployment.name or "",
         tests=tuple(NightTest(test_id=run.test.id, run_key=run.run_key) for run in runs),
         invalid=tuple(test.id for test in scenario.invalid),
         site_options=choice.from_anywhere().as_options(),
