@@ -46,7 +46,7 @@ def test_an_interpreter_without_torch_is_named_with_the_option_that_names_anothe
         (
             answering('{"torch": "2", "tensors": 0, "objects": 0, "bytes": 0}'),
             PermanentError,
-            "nothing in it that torch",
+            "it holds nothing that torch can load",
         ),
         ("sh -c 'kill -9 $$'", PermanentError, "one that is killed lacks memory"),
         ("no-such-python", PermanentError, "not installed"),
