@@ -36,10 +36,10 @@ class Attributed:
 @pytest.fixture(scope="module")
 def attributed(tmp_path_factory: pytest.TempPathFactory, environments_dir: Path, flows_here: None) -> Attributed:
     practice = Practice(tmp_path_factory.mktemp("attribute"), environments_dir)
-    practice.variables = {"PRACTICE": "same"}
-    practice.run("n1", 1.0)
+    # Whoever looks for the commit has the speed that the bad night's site had, or finds every run fast.
+    practice.run("n1", 1.3)
     commits = commit_many(practice.repositories, ["Tidy", "Synchronise after every bucket", "Document"], SLOW)
-    assert practice.run("n2", 1.0, exclude=["node1"]) is VerdictStatus.REGRESSED
+    assert practice.run("n2", 1.3, exclude=["node1"]) is VerdictStatus.REGRESSED
     stopped = practice.attribute(most_runs=2)
     jobs_when_stopped = practice.jobs
     result = practice.attribute()
@@ -52,7 +52,7 @@ def test_the_commit_is_named_and_every_other_axis_is_cleared(attributed: Attribu
     result = attributed.result
     (within,) = result.descents
 
-    assert result.plan.axes == ("megatron_bridge", "nodes")
+    assert result.plan.axes == ("megatron_bridge", "environment", "nodes")
     assert [factor.name for factor in result.factors] == ["Megatron-Bridge"]
     assert [culprit.commit for culprit in within.culprits] == [attributed.commits[1]]
     assert result.is_found
@@ -63,7 +63,7 @@ def test_the_answer_is_one_sentence(attributed: Attributed) -> None:
     said = sentence(attributed.result)
 
     assert said.startswith(f'Megatron-Bridge {attributed.commits[1][:12]} "Synchronise after every bucket", 99')
-    assert "not the nodes" in said
+    assert "not the environment, not the nodes" in said
     assert f"{attributed.result.run_count} runs, " in said
 
 
