@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, tzinfo
 from functools import partial, partialmethod
 from pathlib import Path
@@ -445,13 +445,23 @@ def test_a_search_that_was_cancelled_while_slurm_did_not_answer_has_its_jobs_can
 
 
 @pytest.fixture(scope="module")
+def begun_workers() -> Iterator[tuple[ExitStack, list["subprocess.Popen[bytes]"]]]:
+    with ExitStack() as stack:
+        yield stack, []
+
+
+@pytest.fixture
 def workers(
-    server: PrefectServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """Two workers, for the last tests of the file: they would run what the others make."""
-    folder = tmp_path_factory.mktemp("workers")
-    with worker(server, folder / "a.log") as one, worker(server, folder / "b.log") as other:
-        yield [one, other]
+    server: PrefectServer, tmp_path: Path, begun_workers: tuple[ExitStack, list["subprocess.Popen[bytes]"]]
+) -> list["subprocess.Popen[bytes]"]:
+    """Two workers, for the last tests of the file: they would run what the others make.
+
+    They serve all of them; one that a test has killed is replaced, so that its second try has two as well.
+    """
+    stack, begun = begun_workers
+    living = [each for each in begun if each.poll() is None]
+    begun[:] = [*living, *(stack.enter_context(worker(server, tmp_path / f"{n}.log")) for n in range(2 - len(living)))]
+    return begun
 
 
 def test_nights_of_two_deployments_and_two_workers_run_one_after_another(
