@@ -210,18 +210,11 @@ class ClockRig(Rig):
         self.clock.set(time)
         sleep(1.5)
 
-    def next_night(self, day: date | None = None) -> Night:
-        """Go to some seconds before a slot of the schedule, and return the night that it starts.
-
-        Args:
-            day: The slot's; without one it is the next one, so that none is missed.
-        """
+    def next_night(self, day: date) -> Night:
+        """Go to some seconds before the schedule's slot of a day, and return the night that it starts."""
         log_from = log_sizes(self.installed)
-        now = self.clock.now()
-        slot = datetime.combine(day or now.astimezone(ZONE), SLOT, ZONE)
-        if day is None and slot < now + timedelta(minutes=1):
-            slot += timedelta(days=1)
-        self.go_to(max(now, slot - timedelta(hours=1)))
+        slot = datetime.combine(day, SLOT, ZONE)
+        self.go_to(max(self.clock.now(), slot - timedelta(hours=1)))
         self.wait_for_slot(slot)
         self.go_to(slot - timedelta(seconds=3))
         return self.night_of(slot.date(), log_from)
