@@ -391,6 +391,29 @@ def test_a_job_that_an_administrator_requeues_is_followed_to_its_second_end(
     assert run.jobs() == [job.job_id]
 
 
+def test_a_job_whose_ranks_end_before_its_batch_shell_is_requeued_is_followed_to_its_second_end(
+    run: Run, slurm_cluster: SlurmDaemons
+) -> None:
+    """Slurm's signal comes to the node of the ranks first: their failure has ended the script when the shell gets its own."""
+    marker, end = run.attempt.workspace / "ran", run.attempt.workspace / "end"
+    rank = f"srun --nodes=1 --ntasks=1 --nodelist=node2 sh -c 'until test -e {end}; do sleep 0.1; done; exit 9'"
+    job = run.start(f"test -e {marker} && exit 0; touch {marker}; {rank}", "--nodes=2", "--ntasks=2")
+    job_id = str(job.job_id)
+    wait_until(marker.exists)
+    slurm_cluster.command("scontrol", "update", f"job={job_id}", "requeue=1")
+    end.touch()
+    wait_until((run.attempt.attempt_dir / "exit_code").exists)
+
+    slurm_cluster.command("scontrol", "requeue", job_id)
+    wait_until(lambda: slurm_cluster.command("squeue", "-h", "-o", "%r", "-j", job_id).stdout.strip() == "BeginTime")
+    time.sleep(2)
+    slurm_cluster.command("scontrol", "update", f"job={job_id}", "starttime=now")
+    ended = run.ended(50)
+
+    assert (ended.outcome, ended.exit_file_code) == (Outcome.SUCCEEDED, 0)
+    assert run.jobs() == [job.job_id]
+
+
 def test_a_job_that_slurm_requeues_for_its_exit_code_runs_once(run: Run, slurm_cluster: SlurmDaemons) -> None:
     """RequeueExit does not honour --no-requeue. Here the second start comes before the first one's end is taken."""
     marker = run.attempt.workspace / "ran"
