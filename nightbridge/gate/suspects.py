@@ -117,7 +117,11 @@ def shared_series(own: HistoryRow, history: Sequence[HistoryRow]) -> tuple[str, 
     recent = {*[*dict.fromkeys(row.night for row in rows)][-SHARED_NIGHTS:]}
     rows = [row for row in rows if row.night in recent and not changed_topology(row, own)]
     asked, ours = [_asked(row) for row in rows], _asked(own)
+    seen: list[dict[str, str]] = []
     for row, theirs in reversed([*zip(rows, asked, strict=True)]):
+        if theirs in seen:
+            continue
+        seen.append(theirs)
         turns = [one for one in (*asked, ours) if one in (ours, theirs)]
         if sum(one != following for one, following in itertools.pairwise(turns)) >= TURNS:
             ours, theirs = {"scenario": own.scenario, **ours}, {"scenario": row.scenario, **theirs}
