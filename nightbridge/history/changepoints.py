@@ -102,7 +102,7 @@ def find_change_points(
     if known.size < 2 * policy.minimum_nights or level == 0.0:
         return ()
     series = winsorise(known, policy) / level
-    if (memory := _memory(series)) != policy.memory:
+    if (memory := _memory(series, policy)) != policy.memory:
         policy = policy.model_copy(update={"memory": memory})
     boundaries = _merge(series, _candidates(series, policy), policy)
     edges = [0, *(boundary.at for boundary in boundaries), known.size]
@@ -139,19 +139,28 @@ def winsorise(values: Array, policy: ChangePointPolicy = DEFAULT_POLICY) -> Arra
     return np.clip(values, centre - width, centre + width)
 
 
-def _memory(series: Array) -> float:
+def _memory(series: Array, policy: ChangePointPolicy) -> float:
     """How much less certain a level is than so many independent nights would make it: nights that follow each other.
 
-    From the differences over one night and over two, of which a change of level moves one and two: without memory
-    they are alike. A correlation that so many nights may show by chance is none.
+    A drift moves two nights by twice as much as one, as memory does: what is memory is there without the drift, too.
     """
     if series.size < LEAST_FOR_MEMORY:
         return 1.0
-    near, far = (np.abs(series[lag:] - series[:-lag]) for lag in (1, 2))
+    near, far = series[1:] - series[:-1], series[2:] - series[:-2]
+    drift = row_medians(windows_around(near, 2 * policy.neighbourhood))
+    return min(_memory_of(near, far), _memory_of(near - drift, far - drift[1:] - drift[:-1]))
+
+
+def _memory_of(near: Array, far: Array) -> float:
+    """The same from the differences over one night and over two, of which a change of level moves one and two.
+
+    Without memory they are alike. A correlation that so many nights may show by chance is none.
+    """
+    near, far = np.abs(near), np.abs(far)
     most = 2 * max(median(near), median(far))
     squares = float(np.mean(np.minimum(near, most) ** 2))
     correlation = float(np.mean(np.minimum(far, most) ** 2)) / squares - 1 if squares else 0.0
-    if correlation < CHANCE_OF_MEMORY / math.sqrt(series.size):
+    if correlation < CHANCE_OF_MEMORY / math.sqrt(near.size):
         return 1.0
     # Each night's own noise hides a part of it.
     correlation = min(HIDDEN_MEMORY * correlation, 0.9)

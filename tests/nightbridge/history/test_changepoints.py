@@ -273,6 +273,14 @@ class TestMemory:
 
         assert sum(map(bool, found)) <= 6
 
+    @pytest.mark.parametrize("start", [0, 14, 30])
+    @pytest.mark.parametrize("a_night", [0.001, 0.002, 0.003, 0.005])
+    def test_a_drift_is_no_memory_and_is_found(self, a_night: float, start: int) -> None:
+        worse = 1 + a_night * np.maximum(0, np.arange(60) - start)
+        found = [find_change_points((worse * noise(60, seed, 0.002)).tolist()) for seed in range(10)]
+
+        assert all(found)
+
     def test_a_change_is_found_in_independent_nights_as_soon_as_before(self) -> None:
         found = 0
         for seed in range(40):
