@@ -195,7 +195,8 @@ def record_of(number: int, place: int, summary: Summary) -> RunRecord:
     test = TestDefinition(
         id=f"test-{number}",
         name=f"test-{number}",
-        cmd_args={"num_gpus": 8, "max_steps": STEPS},
+        # Both arms of a pair save, so that pairs tell of checkpoints, too.
+        cmd_args={"num_gpus": 8, "max_steps": STEPS, "save_interval": STEPS // 2},
         git_repos=(GitRepo(url=url),),
         nemo_run_repo=GitRepo(url=url),
     )

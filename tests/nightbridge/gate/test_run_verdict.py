@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Sequence
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -724,6 +725,21 @@ def test_what_was_accepted_is_compared_with(make_record: Records) -> None:
     back = compare(make_record(make_summary(), "2026-11-13"), rows, evidence)
 
     assert (same.status, back.status) == (VerdictStatus.PASSED, VerdictStatus.REGRESSED)
+
+
+def test_a_drift_is_no_noise_of_nights_that_follow_each_other(make_record: Records) -> None:
+    """No single night of it is far from the week before; without pairs nothing else tells it from the cluster."""
+    alone = GatePolicy(control="off", pairs=0)
+    scatter = random.Random(5)
+    rows: list[HistoryRow] = []
+    for day in range(50):
+        level = (1 + 0.005 * max(0, day - 7)) * (1 + scatter.gauss(0, 0.002))
+        record = make_record(make_summary([level] * 50), str(date(2026, 9, 1) + timedelta(days=day)))
+        test = record.spec.test.model_copy(update={"gate": alone})
+        record = record.model_copy(update={"spec": record.spec.model_copy(update={"test": test})})
+        rows.append(row_of(record, compare(record, rows)))
+
+    assert {row.verdict for row in rows[20:]} == {VerdictStatus.REGRESSED}
 
 
 # --- two that share a series ------------------------------------------------------------------------------------------
