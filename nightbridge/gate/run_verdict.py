@@ -73,22 +73,26 @@ from nightbridge.models import (
     make_run_key,
     night_order,
 )
+from nightbridge.models.base import WordTable
 from nightbridge.models.metrics import COLUMNS, INVERSES, METRIC_BY_NAME, METRICS
 from nightbridge.numbers import format_change, format_count, format_percent, format_value
 
 # The verdict on a run whose job ended like this, whatever it measured, and how that is said. None: its numbers decide.
-OUTCOMES: dict[Outcome | None, tuple[VerdictStatus | None, str]] = {
-    Outcome.SUCCEEDED: (None, "the job succeeded"),
-    Outcome.TEARDOWN: (None, "all steps done, then the job failed in teardown"),
-    Outcome.SHORT: (VerdictStatus.SHORT, "the job ended before its last step"),
-    Outcome.TIMEOUT: (VerdictStatus.FAILED, "the job ran into its time limit"),
-    Outcome.OUT_OF_MEMORY: (VerdictStatus.FAILED, "the job ran out of memory"),
-    Outcome.PROGRAM_ERROR: (VerdictStatus.FAILED, "the program failed"),
-    Outcome.CANCELLED: (VerdictStatus.CANCELLED, "the job was cancelled"),
-    Outcome.INFRASTRUCTURE: (VerdictStatus.INFRASTRUCTURE, "the cluster failed, not the program"),
-    Outcome.NEVER_STARTED: (VerdictStatus.INFRASTRUCTURE, "the job never started"),
-    None: (VerdictStatus.INFRASTRUCTURE, "the state of the job is unknown"),
-}
+OUTCOMES: WordTable[Outcome | None, tuple[VerdictStatus | None, str]] = WordTable(
+    {
+        Outcome.SUCCEEDED: (None, "the job succeeded"),
+        Outcome.TEARDOWN: (None, "all steps done, then the job failed in teardown"),
+        Outcome.SHORT: (VerdictStatus.SHORT, "the job ended before its last step"),
+        Outcome.TIMEOUT: (VerdictStatus.FAILED, "the job ran into its time limit"),
+        Outcome.OUT_OF_MEMORY: (VerdictStatus.FAILED, "the job ran out of memory"),
+        Outcome.PROGRAM_ERROR: (VerdictStatus.FAILED, "the program failed"),
+        Outcome.CANCELLED: (VerdictStatus.CANCELLED, "the job was cancelled"),
+        Outcome.INFRASTRUCTURE: (VerdictStatus.INFRASTRUCTURE, "the cluster failed, not the program"),
+        Outcome.NEVER_STARTED: (VerdictStatus.INFRASTRUCTURE, "the job never started"),
+        None: (VerdictStatus.INFRASTRUCTURE, "the state of the job is unknown"),
+    },
+    of_newer=lambda _: OUTCOMES[None],
+)
 
 # What the comparisons make of a run that has no fault of its own: the first that any of them has.
 COMPARED: tuple[tuple[ComparisonStatus, VerdictStatus], ...] = (
@@ -205,7 +209,7 @@ def _nights(record: RunRecord, history: Sequence[HistoryRow]) -> tuple[NightRuns
 def _verdict(
     record: RunRecord, baseline: Sequence[HistoryRow], results: Sequence[MetricResult], tonight: Tonight | None
 ) -> Verdict:
-    outcome_fault, _words = OUTCOMES.get(record.job.outcome, OUTCOMES[None])
+    outcome_fault, _words = OUTCOMES[record.job.outcome]
     short = missing_steps(record, baseline)
     wrong = (*wrong_data(record.summary), *damaged_checkpoints(record))
     reruns, why = 0, ""
@@ -315,7 +319,7 @@ def _with_broken_runs(verdict: Verdict, further: Sequence[HistoryRow]) -> Verdic
     if not broken or verdict.status in NO_VALUE:
         return verdict
     first, runs = broken[0], format_count(len(further), "further run")
-    is_outcome = OUTCOMES.get(first.outcome, OUTCOMES[None])[0] is not None
+    is_outcome = OUTCOMES[first.outcome][0] is not None
     why = _outcome_reason(first) if is_outcome else "; ".join(wrong_data(first.summary))
     reason = f"{len(broken)} of {runs} of the same pins broke, {first.run_key} {first.verdict}: {why}".rstrip(": ")
     status = verdict.status if EXIT_CODES[verdict.status] else VerdictStatus.UNSTABLE
@@ -378,7 +382,7 @@ def _beside_golden(comparison: Comparison, golden: ReferenceResult | None) -> Co
 
 
 def _outcome_reason(ended: Job | HistoryRow) -> str:
-    _fault, words = OUTCOMES.get(ended.outcome, OUTCOMES[None])
+    _fault, words = OUTCOMES[ended.outcome]
     return f"{words}: {ended.outcome_reason}" if ended.outcome_reason else words
 
 

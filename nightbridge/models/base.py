@@ -3,11 +3,15 @@
 import enum
 import hashlib
 import re
+from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from functools import lru_cache
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+_Word = TypeVar("_Word")
+_Meaning = TypeVar("_Meaning")
 
 
 class Model(BaseModel):
@@ -46,6 +50,17 @@ class StoredWord(enum.StrEnum):
 
 
 _WORD = re.compile(r"[a-z][a-z_]{1,39}")
+
+
+class WordTable(dict[_Word, _Meaning]):
+    """What each stored word means here. One that only a newer release knows has what `of_newer` gives it."""
+
+    def __init__(self, known: Mapping[_Word, _Meaning], of_newer: Callable[[_Word], _Meaning]) -> None:
+        super().__init__(known)
+        self._of_newer = of_newer
+
+    def __missing__(self, word: _Word) -> _Meaning:
+        return self._of_newer(word)
 
 
 def utc_now() -> datetime:

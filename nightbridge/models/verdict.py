@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from nightbridge.models.base import Model, StoredModel, StoredWord
+from nightbridge.models.base import Model, StoredModel, StoredWord, WordTable
 from nightbridge.models.metrics import MetricName
 from nightbridge.models.scenario import RewardKind
 
@@ -215,16 +215,9 @@ _STATUSES_BY_CODE = {
     4: "infrastructure",
 }
 
-
-class _ExitCodes(dict[VerdictStatus, int]):
-    """By verdict; one that only a newer release knows is to be looked at."""
-
-    def __missing__(self, status: VerdictStatus) -> int:
-        return 1
-
-
-EXIT_CODES = _ExitCodes(
-    (VerdictStatus(name), code) for code, names in _STATUSES_BY_CODE.items() for name in names.split()
+# A verdict that only a newer release knows is to be looked at.
+EXIT_CODES = WordTable(
+    {VerdictStatus(name): code for code, names in _STATUSES_BY_CODE.items() for name in names.split()}, lambda _: 1
 )
 
 GOOD_VERDICTS = frozenset(status for status, code in EXIT_CODES.items() if code == 0)

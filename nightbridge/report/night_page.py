@@ -336,7 +336,7 @@ def _facts(verdict: Verdict, row: HistoryRow | None, runs: int) -> tuple[tuple[s
     """Further details, as name and value; unknown things are left out. `runs` is how many tonight had."""
     facts = [("Job", str(verdict.job_id) if verdict.job_id is not None else "")]
     if row:
-        summary, (_fault, outcome) = row.summary, OUTCOMES.get(row.outcome, OUTCOMES[None])
+        summary, (_fault, outcome) = row.summary, OUTCOMES[row.outcome]
         expected = f" of {summary.steps_expected}" if summary.steps_expected is not None else ""
         facts += [
             ("Cluster", row.cluster),

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from nightbridge.models import NO_VALUE, Comparison, Verdict, VerdictStatus
+from nightbridge.models.base import WordTable
 from nightbridge.models.metrics import COLUMNS, INVERSES, METRIC_BY_NAME
 from nightbridge.numbers import format_change, format_count, format_value
 
@@ -30,14 +31,13 @@ class StatusWords(NamedTuple):
     task: str
 
 
-class _StatusWords(dict[VerdictStatus, StatusWords]):
-    def __missing__(self, status: VerdictStatus) -> StatusWords:
-        task = "A newer release of nightbridge gave this verdict; look at its report."
-        return StatusWords(status.replace("_", " "), "?", "bad", task)
+def _words_of_newer(status: VerdictStatus) -> StatusWords:
+    task = "A newer release of nightbridge gave this verdict; look at its report."
+    return StatusWords(status.replace("_", " "), "?", "bad", task)
 
 
 # The gravest first: the order of the matrix and of the morning's list.
-STATUS_WORDS = _StatusWords(
+STATUS_WORDS = WordTable(
     {
         VerdictStatus.REGRESSED: StatusWords(
             "regressed", "◆", "bad", "Find the cause in the changes below, then fix it or accept the new level."
@@ -59,7 +59,8 @@ STATUS_WORDS = _StatusWords(
         VerdictStatus.INSUFFICIENT_DATA: StatusWords("insufficient data", "◔", "none", ""),
         VerdictStatus.IMPROVED: StatusWords("improved", "★", "good", ""),
         VerdictStatus.PASSED: StatusWords("passed", "✓", "good", ""),
-    }
+    },
+    _words_of_newer,
 )
 
 _GRAVITY = {status: place for place, status in enumerate(STATUS_WORDS)}
