@@ -127,7 +127,7 @@ def shared_series(own: HistoryRow, history: Sequence[HistoryRow]) -> tuple[str, 
             ours, theirs = {"scenario": own.scenario, **ours}, {"scenario": row.scenario, **theirs}
             names = [name for name in ours if ours[name] != theirs.get(name, "")]
             of_own, of_row = (
-                ", ".join(f"{name} {asked.get(name) or 'none'}" for name in names) for asked in (ours, theirs)
+                ", ".join(f"{name} {each.get(name) or 'none'}" for name in names) for each in (ours, theirs)
             )
             return (
                 f"two runs by turns share the history of this test id, and are compared with each other: tonight's is "
