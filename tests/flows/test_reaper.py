@@ -146,6 +146,14 @@ def process_of(workspace: Path, flow_run: UUID) -> int:
     return sign.holder.pid
 
 
+def at_work(client: SyncPrefectClient, workspace: Path) -> tuple[UUID, int]:
+    """A night that a worker has begun, and its process."""
+    night = started(client, "one", workspace, 600.0)
+    process = process_of(workspace, night)
+    eventually(lambda: children(client, night))
+    return night, process
+
+
 def made(client: SyncPrefectClient, workspace: Path, *states: State[Any], deployment: str = "one") -> UUID:
     """A flow run that no worker runs, in the last of these states."""
     found = client.read_deployment_by_name(f"nightly-regression/{deployment}")
@@ -476,9 +484,7 @@ def test_nights_of_two_deployments_and_two_workers_run_one_after_another(
 def test_a_night_whose_worker_reported_the_crash_goes_on_once_the_report_is_complete(
     workers: list["subprocess.Popen[bytes]"], client: SyncPrefectClient, tmp_path: Path
 ) -> None:
-    night = started(client, "one", tmp_path, 600.0)
-    process = process_of(tmp_path, night)
-    eventually(lambda: children(client, night))
+    night, process = at_work(client, tmp_path)
     os.kill(process, signal.SIGKILL)
     eventually(lambda: state_name(client, night) == "Crashed")
     reaper(**{**QUICK, "last_word": 3600.0})
@@ -498,9 +504,7 @@ def test_a_night_whose_worker_reported_the_crash_goes_on_once_the_report_is_comp
 def test_a_night_whose_process_and_worker_were_killed_goes_on_with_another_worker(
     workers: list["subprocess.Popen[bytes]"], client: SyncPrefectClient, tmp_path: Path
 ) -> None:
-    night = started(client, "one", tmp_path, 600.0)
-    process = process_of(tmp_path, night)
-    eventually(lambda: children(client, night))
+    night, process = at_work(client, tmp_path)
     (its_own,) = (each for each in workers if process in descendants(each.pid))
     its_own.kill()
     os.kill(process, signal.SIGKILL)
