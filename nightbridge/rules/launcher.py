@@ -18,6 +18,7 @@ from nightbridge.launch.shipped import pinned_recipes, released_recipes
 from nightbridge.launch.versions import RELEASES, V0_6_0, Version, is_release, version_of_ref
 from nightbridge.models import HarvestPolicy
 from nightbridge.models.series import DEFAULTS
+from nightbridge.rules.cloudai import DEEPSEEK_STAGES
 from nightbridge.rules.megatron_core import EXPERTS
 from nightbridge.rules.required import has_performance_recipe, is_given
 from nightbridge.rules.rule import (
@@ -319,6 +320,30 @@ def _hybridep_domain(run: RuleContext) -> Iterator[str]:
     is_hybrid = run.args.get("model_recipe_name") in _HYBRIDEP and has_performance_recipe(run)
     if is_hybrid and parallel and parallel > 72 and gpu in ("gb200", "gb300", "vr200", "r100"):
         yield f"ep {parallel} is more than the 72 GPUs of an NVLink domain of {gpu}, which HybridEP needs; lower it"
+
+
+# DeepSeek-V3 ships with layouts of its own for these, beside those that the recipe can make.
+_SHIPPED_STAGES = frozenset({(2, 8), (8, 4)})
+
+
+@rule(
+    "deepseek-layout",
+    "Megatron-Bridge: recipes/deepseek/deepseek_v3.py at 067f987d (main)",
+    cmd_args("model_recipe_name pipeline_model_parallel_layout pp vp"),
+)
+def _deepseek_layout(run: RuleContext) -> Iterator[str]:
+    """61 layers divide into few pipelines, and the recipe refuses all others."""
+    args = run.args
+    if args.get("model_recipe_name") != "deepseek_v3" or args.get("pipeline_model_parallel_layout"):
+        return
+    stages, virtual = run.integer("pp"), 1 if args.get("vp") == "None" else run.integer("vp")
+    known = DEEPSEEK_STAGES | _SHIPPED_STAGES
+    if stages is not None and virtual is not None and (stages, virtual) not in known:
+        shown = ", ".join(f"{pp} and {vp}" for pp, vp in sorted(known))
+        yield (
+            f"pp {stages} with vp {virtual}: DeepSeek-V3's recipe has no layout of its layers for that; "
+            f"write pipeline_model_parallel_layout, or use pp and vp of {shown}"
+        )
 
 
 @rule("recipe-known", _PERF_RECIPES, (*_FIELDS, *cmd_args("model_family_name"), "git_repos"))

@@ -11,7 +11,6 @@ from difflib import get_close_matches
 
 from nightbridge.launch.flags import items_of
 from nightbridge.launch.versions import V0_4_2, V0_5_0, V0_6_0, is_release
-from nightbridge.rules.cloudai import DEEPSEEK_STAGES
 from nightbridge.rules.config_container_model import layout_problem
 from nightbridge.rules.required import has_performance_recipe
 from nightbridge.rules.rule import (
@@ -31,6 +30,7 @@ _UNTIL_0_4 = "Megatron-Core: transformer_config.py, from b0cc2706 (v0.3.0) to 2e
 _SINCE_0_5 = "Megatron-Core: transformer_config.py, from d0b3b775 (v0.5.0) to 2a75ac12 (main of August 2026)"
 _LAYOUT = "Megatron-Core: pipeline_parallel_layer_layout.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 _SCHEDULER = "Megatron-Core: optimizer_param_scheduler.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
+_SCHEDULES = "Megatron-Core: pipeline_parallel/schedules.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 _LAUNCHER = "Megatron-Bridge: scripts/performance/utils/overrides.py, from 21b02e0c (v0.3.0) to 067f987d (main)"
 _BRIDGE_0_6 = "Megatron-Bridge: utils/cuda_graph.py, from 51885cf1 (v0.6.0) to 067f987d (main of August 2026)"
 
@@ -47,9 +47,6 @@ _RECOMPUTED_INSIDE: Mapping[str, frozenset[str]] = {
 }
 
 _FULL_ITERATION = "full_iteration"
-
-# DeepSeek-V3 ships with layouts of its own for these, beside those that the recipe can make.
-_SHIPPED_STAGES = frozenset({(2, 8), (8, 4)})
 
 
 @rule("sizes-positive", _PARALLEL_STATE, (*cmd_args(*_POSITIVE), *OVERRIDDEN), alone=True)
@@ -130,7 +127,8 @@ _BATCH = (
 )
 
 
-def _uneven_batch(run: RuleContext) -> Iterator[str]:
+def _uneven_batch(run: RuleContext, group: int = 1) -> Iterator[str]:
+    """What is wrong with a batch that is not made of whole groups of micro batches, each `group` of every replica."""
     batches, sizes = run.layout("mb", "gb"), run.layout(*PARALLEL)
     if len(batches) < 2:
         return
@@ -143,6 +141,8 @@ def _uneven_batch(run: RuleContext) -> Iterator[str]:
     instances = run.integer("num_distributed_optimizer_instances") or 1
     if instances > 1 and run.args.get("use_megatron_fsdp"):
         unit, reason = unit * instances, f"{reason} * num_distributed_optimizer_instances {instances}"
+    if group > 1:
+        unit, reason = unit * group, f"{reason} * {run.shown({'pp': group})} of a virtual pipeline"
     total = batches["gb"]
     if total % unit:
         below, above = total // unit * unit, (total // unit + 1) * unit
@@ -154,6 +154,17 @@ def _uneven_batch(run: RuleContext) -> Iterator[str]:
 def _batch_divides(run: RuleContext) -> Iterator[str]:
     """Each data-parallel replica takes the same whole number of micro batches in a step."""
     return iter(()) if run.overridden("gb") else _uneven_batch(run)
+
+
+@rule("batch-interleaves", _SCHEDULES, (*_BATCH, *cmd_args("vp")))
+def _batch_interleaves(run: RuleContext) -> Iterator[str]:
+    """A virtual pipeline takes micro batches in groups of its stages, and its first step fails where some are left."""
+    sizes = run.layout(*PARALLEL, "vp")
+    is_grouped = any(path.endswith("microbatch_group_size_per_vp_stage") for _, path, _ in overrides_of(run.test))
+    if len(sizes) <= len(PARALLEL) or is_grouped or run.args.get("use_recipes") or run.overridden("gb"):
+        return
+    if min(sizes["vp"], sizes["pp"]) > 1 and not any(_uneven_batch(run)):
+        yield from _uneven_batch(run, sizes["pp"])
 
 
 @rule("batch-override-divides", _LAUNCHER, _BATCH, "warning")
@@ -184,7 +195,11 @@ def _optimizer_instances(run: RuleContext) -> Iterator[str]:
         yield f"num_distributed_optimizer_instances {instances} needs use_megatron_fsdp = true; write it, or remove it"
 
 
-@rule("virtual-pipeline", _PARALLEL_STATE, (*cmd_args("vp pp"), *OVERRIDDEN))
+@rule(
+    "virtual-pipeline",
+    f"{_PARALLEL_STATE}; Megatron-Bridge: mamba_provider.py, from 21b02e0c (v0.3.0), and hybrid_provider.py of v0.6.0",
+    (*cmd_args("vp pp model_family_name"), *OVERRIDDEN, "git_repos"),
+)
 def _virtual_pipeline(run: RuleContext) -> Iterator[str]:
     """A virtual pipeline interleaves the stages of a pipeline; with one stage there is nothing to interleave."""
     sizes = run.layout("vp", "pp")
@@ -193,6 +208,11 @@ def _virtual_pipeline(run: RuleContext) -> Iterator[str]:
     if is_virtual and sizes.get("pp") == 1:
         virtual, stages = run.shown({"vp": sizes["vp"]}), run.shown({"pp": 1})
         yield f"{virtual} splits the stages of a pipeline, and {stages} is none; use vp = 1 or pp > 1"
+        return
+    # Of a branch it is not known whether its hybrid models have one.
+    is_hybrid = run.args.get("model_family_name") == "nemotronh" and is_release(run.test.megatron_bridge.commit)
+    if is_virtual and is_hybrid:
+        yield f"{run.shown({'vp': sizes['vp']})}: models of Mamba's layers have no virtual pipeline; use vp = 1"
 
 
 _EVEN_RECIPES = frozenset({"llama3_8b", "qwen3_30b_a3b", "qwen3_vl_30b_a3b", "gpt_oss_20b", "gpt_oss_120b"})
@@ -478,23 +498,3 @@ def _overlap_needs(run: RuleContext) -> Iterator[str]:
         yield "moe_a2a_overlap excludes recomputing whole layers; remove recompute_num_layers or switch it off"
     if "moe" in _modules(run):
         yield "moe_a2a_overlap excludes recomputing moe; remove it from recompute_modules or switch the overlap off"
-
-
-@rule(
-    "deepseek-layout",
-    "Megatron-Bridge: recipes/deepseek/deepseek_v3.py at 067f987d (main)",
-    cmd_args("model_recipe_name pipeline_model_parallel_layout pp vp"),
-)
-def _deepseek_layout(run: RuleContext) -> Iterator[str]:
-    """61 layers divide into few pipelines, and the recipe refuses all others."""
-    args = run.args
-    if args.get("model_recipe_name") != "deepseek_v3" or args.get("pipeline_model_parallel_layout"):
-        return
-    stages, virtual = run.integer("pp"), 1 if args.get("vp") == "None" else run.integer("vp")
-    known = DEEPSEEK_STAGES | _SHIPPED_STAGES
-    if stages is not None and virtual is not None and (stages, virtual) not in known:
-        shown = ", ".join(f"{pp} and {vp}" for pp, vp in sorted(known))
-        yield (
-            f"pp {stages} with vp {virtual}: DeepSeek-V3's recipe has no layout of its layers for that; "
-            f"write pipeline_model_parallel_layout, or use pp and vp of {shown}"
-        )

@@ -45,6 +45,7 @@ PP, MB = "model.pipeline_model_parallel_size", "train.micro_batch_size"
 VP = "model.virtual_pipeline_model_parallel_size"
 NEW_MODULE = {"recompute_modules": "a_new_one"}
 DEEPSEEK = {"model_family_name": "deepseek", "model_recipe_name": "deepseek_v3"}
+HYBRID = {"model_family_name": "nemotronh", "model_recipe_name": "nemotronh_56b"}
 LAYOUT = "pipeline_model_parallel_layout"
 
 
@@ -174,9 +175,18 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {},
         "* num_distributed_optimizer_instances 2 = 32",
     ),
+    (
+        "batch-interleaves",
+        {**FULL, "pp": 4, "vp": 2, "gb": 24},
+        {},
+        "gb 24 is not a multiple of mb 1 * data parallel size 4 (num_gpus 16 / (tp 1 * pp 4 * cp 1)) * pp 4 of a "
+        "virtual pipeline = 16; use 16 or 32",
+    ),
+    ("batch-interleaves", {**FULL, "pp": 4, "gb": 8}, {"extra_cmd_args": {VP: "2"}}, "= 16; use 16"),
     ("fsdp-sizes", {"use_megatron_fsdp": True, "pp": 2, "vp": 4}, {}, "not pp 2 * vp 4"),
     ("optimizer-instances", {"num_distributed_optimizer_instances": 2}, {}, "needs use_megatron_fsdp = true"),
     ("virtual-pipeline", {"pp": 1, "vp": 2}, {}, "use vp = 1 or pp > 1"),
+    ("virtual-pipeline", {**HYBRID, "pp": 2, "vp": 2}, {}, "vp 2: models of Mamba's layers have no virtual pipeline"),
     ("layers-divide", {"num_layers": 32, "pp": 3}, {}, "num_layers 32 is not a multiple of pp 3; change"),
     ("layers-divide", {"num_layers": 32, "pp": 4, "vp": 3}, {}, "pp 4 * vp 3 = 12"),
     (
@@ -423,7 +433,19 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ("expert-gpus-divide", {"et": 12}, {}),
         ("fsdp-sizes", {"use_megatron_fsdp": True, "pp": 1, "vp": 1, "tp": 2}, {}),
         ("optimizer-instances", {"num_distributed_optimizer_instances": 1}, {}),
+        ("batch-interleaves", {**FULL, "pp": 4, "vp": 2, "gb": 32}, {}),
+        ("batch-interleaves", {**FULL, "pp": 4, "vp": 1, "gb": 24}, {}),
+        ("batch-interleaves", {**FULL, "pp": 4, "vp": 2, "gb": 26}, {}),  # another rule's
+        ("batch-interleaves", {"pp": 4, "vp": 2, "gb": 24, "mb": 1}, {}),
+        ("batch-interleaves", {**FULL, "pp": 4, "vp": 2, "gb": 24, "use_recipes": True}, {}),
+        (
+            "batch-interleaves",
+            {**FULL, "pp": 4, "vp": 2, "gb": 24},
+            {"extra_cmd_args": {"model.microbatch_group_size_per_vp_stage": "6"}},
+        ),
         ("virtual-pipeline", {"vp": 2}, {}),
+        ("virtual-pipeline", {**HYBRID, "pp": 2, "vp": 2}, {"version": "main"}),
+        ("virtual-pipeline", {**HYBRID, "pp": 2, "vp": 1}, {}),
         ("virtual-pipeline", {"pp": 1, "vp": "None"}, {}),
         ("layers-divide", {"num_layers": 32, "pp": 4, "vp": 2}, {}),
         ("layers-divide", {"num_layers": 61, "pp": 4, "pipeline_model_parallel_layout": "Et*15|t*46L"}, {}),
