@@ -138,15 +138,17 @@ def last_good_dump(store: ObjectStore, cluster: str, series: str, night: str) ->
 def find_series(store: ObjectStore, test_id: str, cluster: str | None = None) -> tuple[StoredSeries, ...]:
     """The series of a test, the one with the latest night first: of all clusters, or of one.
 
-    Keys are listed; of each of the test's series only the newest generation is read, and small objects only where one
-    is of a night whose name has no date. A test that was reconfigured has one series per configuration.
+    Keys are listed, of one cluster those of the test alone: every test of a night may look for its series. Of each of
+    the test's series only the newest generation is read, and small objects only where one is of a night whose name has
+    no date. A test that was reconfigured has one series per configuration.
 
     Raises:
         DamagedData: One of these objects cannot be read.
     """
-    ours = re.compile(rf"{ROOT}/([^/]+)/({re.escape(slug(test_id))}-[0-9a-f]{{12}})/(.+)")
+    name = slug(test_id)
+    ours = re.compile(rf"{ROOT}/([^/]+)/({re.escape(name)}-[0-9a-f]{{12}})/(.+)")
     objects: dict[tuple[str, str], list[str]] = {}
-    for found in store.list(ROOT if cluster is None else f"{ROOT}/{quote(cluster, safe='')}"):
+    for found in store.list(ROOT) if cluster is None else store.list(f"{ROOT}/{quote(cluster, safe='')}", f"{name}-"):
         if match := ours.fullmatch(found.key):
             objects.setdefault((unquote(match[1]), match[2]), []).append(match[3])
     known = []

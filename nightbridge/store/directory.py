@@ -167,11 +167,11 @@ class DirectoryStore:
                 return None
         return ObjectInfo(key=key, size=size, sha256=sha256, part_size=part_size)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """All objects under a prefix, in key order, without checksums."""
+    def list(self, prefix: str, begin: str = "") -> Iterator[ObjectInfo]:
+        """All objects under a prefix whose next name begins so, in key order, without checksums."""
         folder = checked_folder(prefix)
         with _store_errors(self.root / folder):
-            yield from _objects_in(self.root / folder, folder)
+            yield from _objects_in(self.root / folder, folder, begin)
 
     def delete(self, key: str) -> None:
         """Delete an object; a missing one is no error.
@@ -194,11 +194,12 @@ class DirectoryStore:
         return self.root / checked_key(key)
 
 
-def _objects_in(folder: Path, prefix: str) -> Iterator[ObjectInfo]:
+def _objects_in(folder: Path, prefix: str, begin: str = "") -> Iterator[ObjectInfo]:
     # A directory sorts as its name with a slash: that makes the order of a walk the order of whole keys.
     try:
         with os.scandir(folder) as found:
-            entries = {entry.name + "/" * entry.is_dir(follow_symlinks=False): entry for entry in found}
+            chosen = (entry for entry in found if entry.name.startswith(begin))
+            entries = {entry.name + "/" * entry.is_dir(follow_symlinks=False): entry for entry in chosen}
     except _NOT_FOUND:
         return
     for name, entry in sorted(entries.items()):

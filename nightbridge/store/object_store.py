@@ -109,10 +109,11 @@ class ObjectStore(Protocol):
         A store that computes checksums does so over parts of `part_size` bytes; one that records them returns its own.
         """
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, begin: str = "") -> Iterator[ObjectInfo]:
         """All objects under a prefix, in key order, with their times and without checksums: `stat` has them.
 
-        A prefix is a folder: `a/b` lists `a/b/...`, not `a/bc`; the empty one lists everything.
+        A prefix is a folder: `a/b` lists `a/b/...`, not `a/bc`; the empty one lists everything. `begin` narrows that to
+        the names in the folder that begin so: with `b`, `a` lists `a/b/...` and `a/bc`. No others are read.
         """
 
     def delete(self, key: str) -> None:

@@ -211,9 +211,9 @@ class S3Store:
             key=key, size=found["ContentLength"], sha256=sha256, part_size=made_of, etag=plain_etag(found)
         )
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """All objects under a prefix, in key order, without checksums."""
-        folder = self.prefix + checked_folder(prefix)
+    def list(self, prefix: str, begin: str = "") -> Iterator[ObjectInfo]:
+        """All objects under a prefix whose next name begins so, in key order, without checksums."""
+        folder = self.prefix + checked_folder(prefix) + begin
         with s3_errors(self.url_of(prefix)):
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=folder):
                 for found in page.get("Contents", ()):

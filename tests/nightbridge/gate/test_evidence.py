@@ -166,9 +166,9 @@ class TestCanarysSeries:
         listed: list[str] = []
         listing = store.list
 
-        def list_and_count(prefix: str) -> Iterator[ObjectInfo]:
+        def list_and_count(prefix: str, begin: str = "") -> Iterator[ObjectInfo]:
             listed.append(prefix)
-            return listing(prefix)
+            return listing(prefix, begin)
 
         monkeypatch.setattr(store, "list", list_and_count)
 

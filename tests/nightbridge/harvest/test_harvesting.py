@@ -761,8 +761,8 @@ def test_a_listing_that_lags_behind_is_no_damage_of_what_was_just_committed(tmp_
     class Lagging(DirectoryStore):
         """Has everything, and lists no shard."""
 
-        def list(self, prefix: str) -> Iterator[ObjectInfo]:
-            return (found for found in super().list(prefix) if not found.key.endswith(".distcp"))
+        def list(self, prefix: str, begin: str = "") -> Iterator[ObjectInfo]:
+            return (found for found in super().list(prefix, begin) if not found.key.endswith(".distcp"))
 
     store = Lagging(StoreSettings(url=f"file://{tmp_path}/store"))
     record = left.harvest(store)

@@ -204,8 +204,8 @@ class Later:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    def list(self, prefix: str) -> object:
-        for found in self._store.list(prefix):
+    def list(self, prefix: str, begin: str = "") -> object:
+        for found in self._store.list(prefix, begin):
             assert found.modified is not None
             yield found._replace(modified=found.modified - self._age)
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, time, timedelta
 
@@ -26,6 +26,7 @@ from nightbridge.history.rows import HistoryRow, row_of
 from nightbridge.models import RunRecord, RunSpec, Summary, VerdictStatus
 from nightbridge.models.series import former_series_id, series_id
 from nightbridge.store.directory import DirectoryStore
+from nightbridge.store.object_store import ObjectInfo
 from tests.builders import make_summary
 
 
@@ -269,6 +270,25 @@ class TestNightsWithoutADate:
         found = find_series(store, "llama3-8b")
 
         assert (len(found), found[0].last_night) == (2, last)
+
+
+def test_whose_series_are_looked_for_no_other_test_is_listed(
+    store: DirectoryStore, make_row: Callable[..., HistoryRow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = make_row()
+    for row in (own, *(own.model_copy(update={"series": f"t{number}-0123456789ab"}) for number in range(50))):
+        put_row(store, row)
+    listing, listed = store.list, list[str]()
+
+    def list_and_note(*wanted: str) -> Iterator[ObjectInfo]:
+        for found in listing(*wanted):
+            listed.append(found.key)
+            yield found
+
+    monkeypatch.setattr(store, "list", list_and_note)
+
+    assert find_series(store, "llama3-8b", "dgx") == (("dgx", own.series, 1, own.night),)
+    assert [key.rpartition("/")[0] for key in listed] == [series_folder("dgx", own.series)]
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"run_key": "x"}', b"\xff\xfe"])

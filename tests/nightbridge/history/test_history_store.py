@@ -70,9 +70,9 @@ class CountingStore(DirectoryStore):
 
     requests = 0
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, begin: str = "") -> Iterator[ObjectInfo]:
         self.requests += 1
-        return super().list(prefix)
+        return super().list(prefix, begin)
 
     def get(self, key: str) -> bytes | None:
         self.requests += 1
@@ -348,11 +348,11 @@ class PausedStore(DirectoryStore):
         super().__init__(settings)
         self.at, self.meanwhile, self.listings = at, meanwhile, 0
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, begin: str = "") -> Iterator[ObjectInfo]:
         self.listings += 1
         if self.listings == self.at:
             self.meanwhile()
-        return super().list(prefix)
+        return super().list(prefix, begin)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         if self.at == 0:

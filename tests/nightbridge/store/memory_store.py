@@ -66,9 +66,9 @@ class MemoryStore:
         digest.update(data)
         return ObjectInfo(key=key, size=len(data), sha256=digest.hexdigest(), part_size=part_size)
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str, begin: str = "") -> Iterator[ObjectInfo]:
         for key, (data, modified) in sorted(self._objects.items()):
-            if key.startswith(checked_folder(prefix)):
+            if key.startswith(checked_folder(prefix) + begin):
                 yield ObjectInfo(key=key, size=len(data), modified=modified)
 
     def delete(self, key: str) -> None:

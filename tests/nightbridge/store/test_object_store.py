@@ -150,6 +150,15 @@ def test_a_list_holds_the_folder_in_key_order_and_nothing_beside_it(store: Objec
     assert list(store.list("nothing/here")) == []
 
 
+def test_a_list_can_be_of_the_names_that_begin_alike(store: ObjectStore) -> None:
+    for key in ("a/b-1/x", "a/b-1/y/z", "a/b-2.json", "a/b/x", "a/c", "ab-1"):
+        store.put(key, b"")
+
+    assert [found.key for found in store.list("a", "b-")] == ["a/b-1/x", "a/b-1/y/z", "a/b-2.json"]
+    assert [found.key for found in store.list("", "ab")] == ["ab-1"]
+    assert list(store.list("a", "d")) == list(store.list("nothing", "b-")) == []
+
+
 @pytest.mark.parametrize("kind", STORE_KINDS[:-1])
 def test_a_list_goes_on_past_one_page(settings_of: Callable[[str], StoreSettings], kind: str) -> None:
     store = open_store(settings_of(kind))
