@@ -68,7 +68,8 @@ _PARTS = (".metadata", "*.distcp", "*.pt", "*.pth", "*.safetensors", "*.bin", "*
 _NAMES_SHOWN = 3
 _MAX_REASON = 1000
 _TORCH_DIST = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
-"""The content of `metadata.json`."""
+_COMMON_PT = {"common_backend": "torch", "common_backend_version": 1}
+"""The content of `metadata.json`: both before Megatron-Core 0.19, the first alone since."""
 
 _MAX_TRACKER_BYTES = 64
 
@@ -270,7 +271,8 @@ def _unknown_layout(path: Path, files: Sequence[Path], proof: Proof) -> Iterator
     elif ".metadata" not in names:
         yield "without .metadata it is unknown which files it has to have"
     elif "metadata.json" in names:
-        if json.loads(read_regular(path / "metadata.json", limit=MAX_CONFIG_BYTES)) != _TORCH_DIST:
+        content = json.loads(read_regular(path / "metadata.json", limit=MAX_CONFIG_BYTES))
+        if content not in (_TORCH_DIST, _TORCH_DIST | _COMMON_PT):
             yield "metadata.json names a format that this release does not know"
         elif "common.pt" not in names and not read_metadata(path / ".metadata").has("common_state"):
             yield "it has neither common.pt nor a common_state, one of which torch_dist has"

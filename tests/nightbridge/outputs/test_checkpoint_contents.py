@@ -35,6 +35,8 @@ UNPROVEN = {
     "checksums off": "the writer of __0_0.distcp had checksums switched off",
 }
 
+UNKNOWN_FORMAT = "metadata.json names a format that this release does not know"
+
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -63,6 +65,25 @@ def test_what_torch_wrote_is_verified_or_says_what_has_no_checksum(saved: Path, 
         if layout in UNPROVEN:
             assert state is CheckpointState.UNPROVEN
             assert UNPROVEN[layout] in reason
+
+
+@pytest.mark.parametrize(
+    ("common", "unknown"),
+    [
+        ({"common_backend": "torch", "common_backend_version": 1}, ""),
+        ({"common_backend": "torch", "common_backend_version": 2}, UNKNOWN_FORMAT),
+        ({"common_backend": "zarr"}, UNKNOWN_FORMAT),
+        ({"sharded_backend_version": 2}, UNKNOWN_FORMAT),
+    ],
+)
+def test_megatron_core_before_0_19_names_its_common_backend_too(
+    copy: Any, common: dict[str, Any], unknown: str
+) -> None:
+    path = folder_of(copy("Bridge, common.pt"))
+    content = json.loads((path / "metadata.json").read_text())
+    (path / "metadata.json").write_text(json.dumps(content | common))
+    state = CheckpointState.UNPROVEN if unknown else CheckpointState.VERIFIED
+    assert checkpoint_state(path) == (state, unknown)
 
 
 @pytest.mark.parametrize("layout", HARMFUL)
