@@ -1,6 +1,7 @@
 """`nightbridge deploy`: work pool, queues, blocks, result storage and deployments."""
 
 import contextlib
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -123,6 +124,16 @@ class _Wanted(NamedTuple):
             for given in self.definition.get("schedules", ())
         ]
 
+    def parameters(self, of_site: Mapping[str, Any]) -> dict[str, Any]:
+        """What its flow is given: of prefect.yaml, of the site, and of the request."""
+        timezone = self.request.timezone if "timezone" in self.flow.parameters.properties else None
+        return {
+            **self.definition.get("parameters", {}),
+            **({"scenario": str(self.file)} if self.file else {}),
+            **of_site,
+            **({"timezone": timezone} if timezone else {}),
+        }
+
 
 def _cron_schedule(cron: str, timezone: str | None) -> CronSchedule:
     try:
@@ -209,8 +220,9 @@ def deploy(request: Request = Request()) -> Iterator[str]:  # noqa: B008  (froze
             name, former = each.full_name, formers.get(each.full_name)
             # It is about to get new schedules: what somebody has switched off stays so.
             off = [known.slug for known in former.schedules if known.slug and not known.active] if former else []
-            _make_deployment(client, each, site_of_form(each.flow, given, site), results, off)
-            replaced = _replaced_schedules(former, each) if former else ""
+            parameters = each.parameters(site_of_form(each.flow, given, site))
+            _make_deployment(client, each, parameters, results, off)
+            replaced = "".join(f", its {what}" for what in _replaced(former, each, parameters)) if former else ""
             yield f"deployment {name}{', its schedule stays switched off' if off else ''}{replaced}"
         yield from make_automations(client, cluster, recipients)
     histories: Histories = {}
@@ -282,16 +294,21 @@ def _former(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
         return None
 
 
-def _replaced_schedules(former: DeploymentResponse, wanted: _Wanted) -> str:
-    """Which schedules are no more: somebody may have chosen them in the UI, and expect nights at their hours."""
+def _replaced(former: DeploymentResponse, wanted: _Wanted, parameters: Mapping[str, Any]) -> Iterator[str]:
+    """What is no more of its schedules and parameters: somebody may have chosen it in the UI, and count on it."""
     kept = [schedule.schedule for schedule in wanted.schedules()]
-    gone = (known.schedule for known in former.schedules if known.schedule not in kept)
-    return "".join(
-        f", its schedule was {one.cron} {one.timezone or 'UTC'}"
-        if isinstance(one, CronSchedule)
-        else ", its schedule of another kind is gone"
-        for one in gone
-    )
+    for one in (known.schedule for known in former.schedules if known.schedule not in kept):
+        if isinstance(one, CronSchedule):
+            yield f"schedule was {one.cron} {one.timezone or 'UTC'}"
+        else:
+            yield "schedule of another kind is gone"
+    # The UI writes down every field of its form, those that were left alone by their defaults.
+    fields = wanted.flow.parameters.properties.items()
+    now = {name: parameters.get(name, field.get("default")) for name, field in fields}
+    for given in (former.parameters, *(known.parameters for known in former.schedules)):
+        for name, value in given.items():
+            if value not in (None, "", [], now.get(name, value)):
+                yield f"parameter {name} was {json.dumps(value)}"
 
 
 def _check_formers(wanted: Iterable[_Wanted], formers: Mapping[str, DeploymentResponse], system: object) -> None:
@@ -332,16 +349,9 @@ def _results_block(site: SiteSettings) -> str:
 
 
 def _make_deployment(
-    client: SyncPrefectClient, wanted: _Wanted, given: dict[str, Any], results: str, off: Collection[str]
+    client: SyncPrefectClient, wanted: _Wanted, parameters: dict[str, Any], results: str, off: Collection[str]
 ) -> None:
     request, flow, definition = wanted.request, wanted.flow, wanted.definition
-    known = flow.parameters.properties
-    parameters = {
-        **definition.get("parameters", {}),
-        **({"scenario": str(wanted.file)} if wanted.file else {}),
-        **given,
-        **({"timezone": request.timezone} if request.timezone and "timezone" in known else {}),
-    }
     pool, limit = definition["work_pool"], definition.get("concurrency_limit", {})
     environment = {**pool.get("job_variables", {}).get("env", {}), RESULTS_SETTING: results}
     client.create_deployment(

@@ -339,7 +339,7 @@ def test_scenarios_that_would_share_a_history_are_named(tmp_path: Path, monkeypa
 
 
 @pytest.mark.usefixtures("without_ours")
-def test_an_hour_that_somebody_chose_in_the_ui_is_named_when_the_files_replaces_it(
+def test_what_somebody_chose_in_the_ui_is_named_when_the_files_replaces_it(
     deployed: PrefectServer, client: SyncPrefectClient, tmp_path: Path
 ) -> None:
     ship(tmp_path, "nightly")
@@ -347,12 +347,21 @@ def test_an_hour_that_somebody_chose_in_the_ui_is_named_when_the_files_replaces_
     name = "nightly-regression/nightly-moved-local"
     list(deploy(request))
     first = client.read_deployment_by_name(name)
-    moved = {"schedule": {"cron": "52 7 * * *", "timezone": "Europe/Berlin"}}
+    moved = {"schedule": {"cron": "52 7 * * *", "timezone": "Europe/Berlin"}, "parameters": {"tests": ["small"]}}
     deployed.ask("PATCH", f"deployments/{first.id}/schedules/{first.schedules[0].id}", moved)
+    # Its form as the UI sends it: every field, be it as it was.
+    form = first.parameters | {"tests": [], "night": None, "new_attempt": False, "catch_up": "all"}
+    deployed.ask("PATCH", f"deployments/{first.id}", {"parameters": form})
 
-    assert f"deployment {name}, its schedule was 52 7 * * * Europe/Berlin" in list(deploy(request))
+    moved_hour, parameter, of_schedule = (
+        "its schedule was 52 7 * * * Europe/Berlin",
+        'its parameter catch_up was "all"',
+        'its parameter tests was ["small"]',
+    )
+    assert f"deployment {name}, {moved_hour}, {parameter}, {of_schedule}" in list(deploy(request))
     assert f"deployment {name}" in list(deploy(request))
-    assert client.read_deployment_by_name(name).schedules[0].schedule == first.schedules[0].schedule
+    again = client.read_deployment_by_name(name)
+    assert (again.schedules[0].schedule, again.parameters) == (first.schedules[0].schedule, first.parameters)
 
 
 @pytest.mark.usefixtures("without_ours")
