@@ -19,6 +19,18 @@ class Model(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        """Read a pickle, as Prefect keeps what a flow returns; another release's lacks some fields, or has more.
+
+        Raises:
+            KeyError: It lacks one that has no default.
+        """
+        pickled, known = state["__dict__"], {}
+        for name, field in type(self).model_fields.items():
+            is_there = name in pickled or field.is_required()
+            known[name] = pickled[name] if is_there else field.get_default(call_default_factory=True)
+        super().__setstate__({**state, "__dict__": known})
+
 
 class StoredModel(Model):
     """Base of every document that outlives the process that wrote it: in the store, the workspace or the history.
