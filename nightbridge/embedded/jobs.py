@@ -29,7 +29,7 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nightbridge.embedded.notation import node_expression, simulated_nodes
 from nightbridge.embedded.process_tree import (
@@ -49,6 +49,8 @@ KILL_PATIENCE = 10.0
 
 SILENCE_SECONDS = 180.0
 """A runner that cannot be seen, and has given no sign of life for so long, is dead."""
+
+_Record = TypeVar("_Record", "LocalClusterConfig", "JobRequest", "JobEnd", ProcessIdentity)
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,12 @@ def read_record(path: Path) -> dict[str, Any] | None:
     return record
 
 
+def _read_as(kind: type[_Record], record: dict[str, Any]) -> _Record:
+    """A record without what only a newer release gives it."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in record.items() if name in known})
+
+
 def read_job(folder: Path) -> LocalJob | None:
     """Read a job's folder as it is; None when there is no such job."""
     request = read_record(folder / "job.json")
@@ -168,13 +176,12 @@ def read_job(folder: Path) -> LocalJob | None:
     is_ending = (folder / "ending").exists()
     started = read_record(folder / "started.json")
     request["dependencies"] = tuple((str(kind), int(number)) for kind, number in request["dependencies"])
-    known = {field.name for field in dataclasses.fields(JobRequest)}
     return LocalJob(
         job_id=int(folder.name),
         folder=folder,
-        request=JobRequest(**{name: value for name, value in request.items() if name in known}),
-        runner=ProcessIdentity(**runner),
-        end=JobEnd(**end) if end is not None else None,
+        request=_read_as(JobRequest, request),
+        runner=_read_as(ProcessIdentity, runner),
+        end=_read_as(JobEnd, end) if end is not None else None,
         is_ending=is_ending,
         started_at=float(started["at"]) if started is not None else None,
     )
@@ -266,8 +273,7 @@ def reason(job: LocalJob) -> str:
 
 def read_cluster_config(root: Path) -> LocalClusterConfig:
     """The cluster's configuration; the defaults before it was first opened."""
-    record = read_record(root / "cluster.json")
-    return LocalClusterConfig(**record) if record is not None else LocalClusterConfig()
+    return _read_as(LocalClusterConfig, read_record(root / "cluster.json") or {})
 
 
 def write_config(root: Path, config: LocalClusterConfig) -> None:

@@ -1,5 +1,6 @@
 """The embedded cluster as a `Cluster`: batch scripts on this machine, with real processes."""
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -88,6 +89,18 @@ def test_ids_continue_after_a_restart_and_are_found_by_name(cluster: LocalCluste
     assert found.complete
     assert [job.job_id for job in found.jobs] == [1, 3]
     assert opened_again.find("on").jobs == ()
+
+
+def test_what_a_newer_release_says_of_a_job_is_read_as_far_as_it_is_known(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    ended = wait_for_end(cluster, run(cluster, tmp_path, "exit 3"))
+    folder = job_dir(cluster.root, ended.job_id)
+    for record in (*(folder / f"{name}.json" for name in ("job", "runner", "end")), cluster.root / "cluster.json"):
+        record.write_text(json.dumps({**(read_record(record) or {}), "of_the_future": [1]}))
+
+    assert cluster.states([ended.job_id]) == {ended.job_id: ended}
+    assert wait_for_end(cluster, run(cluster, tmp_path, "true")).state is JobState.COMPLETED
 
 
 def test_an_unknown_job_is_not_in_the_answer(cluster: LocalCluster, tmp_path: Path) -> None:
