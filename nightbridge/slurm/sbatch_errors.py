@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from nightbridge.errors import ErrorPattern, LaunchRefused, NightbridgeError, StatusUnknown, classify
 from nightbridge.slurm.protocol import JobNotAccepted
 
+_MAX_LINES = 6
+"""Lines of a refusal without a known reason that its error shows: the last ones."""
+
 CHECK_MUNGE = "Check munge on this host: `munge -n | unmunge`"
 
 # The first pattern that occurs in what sbatch wrote decides. Texts: slurm_errno.c, opt.c and sbatch.c of Slurm 22.05 to
@@ -107,8 +110,9 @@ REFUSALS: tuple[ErrorPattern, ...] = (
         "Check the cluster's extra_sbatch_args against sbatch(1) of this site",
     ),
     ErrorPattern(
-        # The last one adds nothing to the message.
-        r"Batch job submission failed", LaunchRefused, "the site refused the job", "See the message; contact the site",
+        # The last one adds nothing to the message: a plugin of the site may say why in lines of its own.
+        r"Batch job submission failed|cli_filter plugin terminated", LaunchRefused, "the site refused the job",
+        "See the message; contact the site",
     ),
 )  # fmt: skip
 
@@ -121,10 +125,13 @@ def refusal_of(message: str, subject: str) -> NightbridgeError:
             subject=subject,
             advice="It is looked up before the next try",
         )
-    known = _first_of(REFUSALS, message, subject)
-    return known or LaunchRefused(
-        f"sbatch refused the job: {last_line(message)}", subject=subject, advice="See sbatch(1)"
-    )
+    if known := _first_of(REFUSALS[:-1], message, subject):
+        return known
+    lines = [last_line(line) for line in message.splitlines() if line.strip()]
+    said = "; ".join(lines[-_MAX_LINES:])
+    if by_site := classify(message, REFUSALS[-1:]):
+        return by_site.error(subject, said)
+    return LaunchRefused(f"sbatch refused the job: {said}", subject=subject, advice="See sbatch(1)")
 
 
 def known_refusal_of(message: str, subject: str) -> LaunchRefused | None:
@@ -144,4 +151,4 @@ def _first_of(refusals: Sequence[ErrorPattern], message: str, subject: str) -> N
 def last_line(text: str) -> str:
     """The last line with text, without the command's own prefix."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return re.sub(r"^\w+: error: ", "", lines[-1]) if lines else ""
+    return re.sub(r"^\w+: error: (lua: )?", "", lines[-1]) if lines else ""

@@ -19,7 +19,7 @@ from nightbridge.errors import (
     TransientError,
 )
 from nightbridge.models import ClusterSettings, JobState, JobStatus
-from nightbridge.slurm.command_line import CommandLineCluster
+from nightbridge.slurm.command_line import SUBMIT_TIMEOUT, CommandLineCluster
 from nightbridge.slurm.protocol import JobNotAccepted
 from nightbridge.slurm.sbatch_errors import refusal_of
 from nightbridge.slurm.states import TERMINAL, merge, newest, parse_sacct, parse_squeue, waiting_words
@@ -513,6 +513,34 @@ def test_each_refusal_is_of_its_kind(message: str, kind: type[NightbridgeError])
     assert type(error) is kind
     assert error.advice
     assert isinstance(error, TransientError) == (kind is not LaunchRefused)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (  # slurm.log_user of job_submit.lua, which returns slurm.ERROR
+            "sbatch: error: GPU jobs need a form.\nsbatch: error: See the wiki.\nsbatch: error: Batch job submission"
+            " failed: Unspecified error\n",
+            "the site refused the job (GPU jobs need a form.; See the wiki.; Batch job submission failed: Unspecified",
+        ),
+        (  # slurm.log_error of cli_filter.lua
+            "sbatch: error: lua: Name a GPU type\nsbatch: error: cli_filter plugin terminated with error\n",
+            "the site refused the job (Name a GPU type; cli_filter plugin terminated with error)",
+        ),
+        ("Our wrapper: no.\nAsk the help desk.", "sbatch refused the job: Our wrapper: no.; Ask the help desk."),
+    ],
+)
+def test_what_a_plugin_of_the_site_says_about_its_refusal_is_shown(message: str, said: str) -> None:
+    """As sbatch 22.05 writes it."""
+    error = refusal_of(message, "job")
+
+    assert isinstance(error, LaunchRefused)
+    assert said in str(error)
+
+
+def test_an_sbatch_that_tries_again_at_maxjobcount_is_given_the_time_to_say_that_there_is_no_job() -> None:
+    """sbatch.c of 22.05 sleeps 1, 2, ... 15 s between its tries, which takes 120.1 s on a real slurmctld."""
+    assert sum(range(1, 16)) + 30 < SUBMIT_TIMEOUT
 
 
 def test_an_sbatch_without_munge_is_not_said_to_lack_slurmctld() -> None:
