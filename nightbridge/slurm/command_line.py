@@ -314,9 +314,12 @@ class CommandLineCluster:
         return tuple(sorted(of_user if of_partition is None else of_user & of_partition))
 
     def _live_jobs(self, *, ids: Sequence[int] = (), name: str = "") -> list[JobStatus] | None:
-        """What slurmctld knows of these ids, or of this user's jobs of a name; None when it did not answer."""
-        chosen = (f"--jobs={','.join(map(str, ids))}",) if ids else (f"--user={os.getuid()}", f"--name={name}")
-        listing = self._ask(("squeue", *_SQUEUE, *chosen))
+        """What slurmctld knows of these ids, or of this user's jobs; None when it did not answer.
+
+        Of all names: a plugin of the site may have changed the one in question.
+        """
+        chosen = f"--jobs={','.join(map(str, ids))}" if ids else f"--user={os.getuid()}"
+        listing = self._ask(("squeue", *_SQUEUE, chosen))
         return None if listing is None else parse_squeue(listing)
 
     def _past_jobs(self, *, ids: Sequence[int] = (), name: str = "") -> list[JobStatus] | None:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from nightbridge.errors import StatusUnknown
 from nightbridge.models import ClusterSettings, JobState, JobStatus, utc_now
 from nightbridge.numbers import whole_number
-from nightbridge.slurm.attempt_files import Cancellation, CancelPolicy
+from nightbridge.slurm.attempt_files import JOB_SCRIPT, Cancellation, CancelPolicy
 from nightbridge.slurm.protocol import Lookup
 
 TERMINAL: frozenset[JobState] = frozenset({
@@ -217,15 +217,20 @@ _REASON_OF_AN_END = re.compile(
     r"|Dead[Ll]ine|BurstBufferOp|Preempt|Prolog"
 )
 
-SQUEUE_FORMAT = "%i|%T|%V|%S|%e|%N|%r|%j"
+SQUEUE_FORMAT = "%i|%T|%V|%S|%e|%N|%r|%j\t%o"
 SACCT_FORMAT = "JobID,State,Submit,Start,End,NodeList,Reason,ExitCode,JobName"
 
 _JOB_ID = re.compile(r"^(\d+)(?:\+0)?$")
 _BEGIN_OF_ROW = re.compile(r"\s*\d[^\s|]*\|[A-Z]")
+_SCRIPT_OF_AN_ATTEMPT = re.compile(rf"/runs/([^/]+)/(a[1-9]\d*)/{re.escape(JOB_SCRIPT)}")
 
 
 def parse_squeue(text: str) -> list[JobStatus]:
-    """The rows of `squeue --format=SQUEUE_FORMAT`. A banner, or a task of an array, is left out."""
+    """The rows of `squeue --format=SQUEUE_FORMAT`. A banner, or a task of an array, is left out.
+
+    A job that runs an attempt's script has the attempt's name, whatever a plugin of the site (job_submit, cli_filter)
+    or a user has made of it.
+    """
     return [_status(job_id, fields) for job_id, fields in _rows(text, 8)]
 
 
@@ -253,6 +258,9 @@ def _rows(text: str, count: int) -> Iterator[tuple[int, list[str]]]:
 def _status(job_id: int, fields: Sequence[str]) -> JobStatus:
     """One row; squeue has no exit code."""
     state, submitted, started, ended, nodes, reason, *exit_code, name = fields
+    name, _, command = name.partition("\t")
+    of_attempt = _SCRIPT_OF_AN_ATTEMPT.search(command)
+    name = "-".join(of_attempt.groups()) if of_attempt else name
     code, _, signal = (exit_code or [""])[0].partition(":")
     return job_status(
         job_id, name=name, state=state, reason=reason, submitted=_parse_time(submitted),
@@ -314,11 +322,16 @@ def merge(live: dict[int, JobStatus], past: dict[int, JobStatus]) -> dict[int, J
     merged = dict(past)
     for job_id, row in live.items():
         known = past.get(job_id)
-        if known is not None and known.state in TERMINAL and known.name == row.name and _agree(known, row):
-            merged[job_id] = known.model_copy(update={"reason": row.reason or known.reason})
+        if known is not None and known.state in TERMINAL and _is_same_job(known, row) and _agree(known, row):
+            merged[job_id] = known.model_copy(update={"reason": row.reason or known.reason, "name": row.name})
         else:
             merged[job_id] = row
     return merged
+
+
+def _is_same_job(known: JobStatus, row: JobStatus) -> bool:
+    """Whether two rows of one id are about one job: accounting has the name that a site may have given to it."""
+    return known.name == row.name or (known.submitted_at is not None and known.submitted_at == row.submitted_at)
 
 
 def _agree(known: JobStatus, row: JobStatus) -> bool:
@@ -371,14 +384,16 @@ def lookup_of(name: str, live: Rows | None, past: Rows | None) -> Lookup:
     Slurm keeps a record of some jobs that sbatch was refused, as of one that no node can run: FAILED, without nodes and
     start. They are none: the corrected job gets the name.
     """
-    merged = merge(newest(live or ()), newest(past or ()))
+    # First: another job may have the id that one of this name had.
+    queued = [row for row in live or () if row.name == name]
+    merged = merge(newest(queued), newest(past or ()))
     named = (status for status in merged.values() if status.name == name)
     jobs = sorted((status for status in named if not _was_refused(status)), key=lambda status: status.job_id)
     return Lookup(
         jobs=tuple(jobs),
         complete=live is not None and past is not None,
         queue_answered=live is not None,
-        queued=frozenset(row.job_id for row in live or ()),
+        queued=frozenset(row.job_id for row in queued),
     )
 
 

@@ -343,14 +343,16 @@ class Watcher:
     def _own(self, job: Job, status: JobStatus) -> JobStatus | None:
         """The status, unless it is another job's: ids are used again after slurmctld lost its state.
 
-        One of another name that was submitted at the very time at which Slurm says that ours was is ours, and renamed.
-        Nothing proves that of a job that was not seen under its own name before.
+        One of another name is ours, and renamed, where it was submitted at the very time at which Slurm says that ours
+        was, or with our script.
         """
         with self._changed:
             watched = self._watched.get(_key_of(job))
             ours_since = watched.status.submitted_at if watched and watched.status else None
         if status.name in ("", job.name) or (ours_since is not None and ours_since == status.submitted_at):
             return status
+        if self._cluster.script_of(job.job_id) == job.script:
+            return status.model_copy(update={"name": job.name})
         found = self._cluster.find(job.name).jobs
         # Slurm gave the id away, so ours is not running, whatever accounting still reports.
         ours = next((one for one in found if one.job_id == job.job_id and one.state in TERMINAL), None)

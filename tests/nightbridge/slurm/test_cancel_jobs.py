@@ -102,6 +102,17 @@ def test_every_live_job_of_the_runs_is_cancelled(slurm: Slurm, attempts: list[At
     assert slurm.cancelled == [100, 101, 102]
 
 
+def test_a_job_whose_name_the_site_has_changed_is_cancelled(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+) -> None:
+    slurm.say(live={100: f"acct_{KEYS[0]}\t{attempts[0].attempt_dir}/job.sh", 7: "theirs\t/home/u/job.sh"}, past={})
+
+    found = cancel_jobs(KEYS[:1], tmp_path, slurm)
+
+    assert found.jobs == ((KEYS[0], 100),)
+    assert slurm.cancelled == [100]
+
+
 @pytest.mark.parametrize(("live", "past"), [(None, None), ({}, None), (None, {})])
 def test_a_source_that_does_not_answer_leaves_open_whether_a_job_lives(
     slurm: Slurm,

@@ -681,6 +681,33 @@ def test_slurmctld_decides_the_state_and_accounting_adds_what_it_knows() -> None
     assert merged[2].exit_code == 9
 
 
+def test_a_job_that_the_site_named_otherwise_has_our_name_and_accountings_end(
+    fake: Callable[..., CommandLineCluster],
+) -> None:
+    """squeue and sacct of 22.05 about a job that job_submit.lua has named, cancelled by uid 1000."""
+    times = "2026-11-27T10:17:52|2026-11-27T10:17:53|2026-11-27T10:18:02|node1|None"
+    script = "/ws/runs/llama-2026-11-21-0123456789/a2/job.sh"
+    cluster = fake(
+        squeue=f"printf '7|CANCELLED|{times}|acct_llama\\t{script}\\n'",
+        sacct=f"echo '7|CANCELLED by 1000|{times}|0:15|acct_llama'",
+    )
+
+    status = cluster.states([7])[7]
+
+    assert (status.name, status.cancelled_by) == ("llama-2026-11-21-0123456789-a2", "1000")
+    assert [job.job_id for job in cluster.find("llama-2026-11-21-0123456789-a2").jobs] == [7]
+
+
+def test_an_ended_job_is_found_though_another_one_has_its_id_by_now(fake: Callable[..., CommandLineCluster]) -> None:
+    """Of the same user, after MaxJobId."""
+    cluster = fake(
+        squeue="echo '7|RUNNING|2026-11-28T10:00:00|2026-11-28T10:00:01|N/A|node1|None|theirs'",
+        sacct="echo '7|FAILED|2026-11-27T10:00:00|2026-11-27T10:01:00|2026-11-27T11:00:00|node1|None|3:0|ours-a1'",
+    )
+
+    assert [(job.job_id, job.exit_code) for job in cluster.find("ours-a1").jobs] == [(7, 3)]
+
+
 @pytest.mark.parametrize(("minutes", "state"), [(31, JobState.FAILED), (5, JobState.COMPLETING)])
 def test_a_node_that_is_stuck_in_cleaning_up_does_not_hold_a_job_whose_end_accounting_has(
     minutes: int, state: JobState, fake: Callable[..., CommandLineCluster], tmp_path: Path

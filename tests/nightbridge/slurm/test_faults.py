@@ -23,6 +23,7 @@ from nightbridge.models import ClusterSettings, Job, JobState, JobStatus, Launch
 from nightbridge.outputs.experiment import read_run
 from nightbridge.outputs.run_evidence import evidence
 from nightbridge.slurm.attempt_files import AttemptContext, declare_intent, open_attempt, read_exit_code
+from nightbridge.slurm.attempts import cancel_jobs
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.outcome import RunEvidence, classify_job
 from nightbridge.slurm.sbatch_shim import find_submission
@@ -498,6 +499,32 @@ def test_a_job_that_can_never_start_is_cancelled_with_the_advice(run: Run) -> No
     assert ended.outcome is Outcome.NEVER_STARTED
     assert "Request a number of nodes that the partition allows" in ended.outcome_reason
     assert run.jobs() == [job.job_id]
+
+
+def test_a_job_whose_name_the_site_changes_at_its_submission_is_watched_found_and_cancelled(
+    run: Run, slurm_cluster: SlurmDaemons
+) -> None:
+    """A job_submit plugin can do so; nothing has ever seen the job under its own name."""
+    job = run.submit("sleep 1000", "--hold")
+    slurm_cluster.command("scontrol", "update", f"job={job.job_id}", "jobname=acct_theirs")
+    (job.attempt_dir / "submission.json").unlink()
+
+    again = run.submit("true")
+    slurm_cluster.command("scontrol", "release", str(job.job_id))
+    run.follow(again)
+    run.wait_for(JobState.RUNNING)
+    time.sleep(7)  # longer than the grace of a lost job
+    cancelled = cancel_jobs([run.attempt.run_key], run.attempt.workspace, run.cluster)
+    ended = run.ended()
+
+    assert again.job_id == job.job_id
+    assert cancelled.jobs == ((run.attempt.run_key, job.job_id),)
+    assert ended.status is not None
+    assert (ended.outcome, ended.status.name, ended.status.cancelled_by) == (
+        Outcome.CANCELLED,
+        run.attempt.name,
+        "0",
+    )
 
 
 def test_a_job_that_waits_longer_than_the_site_allows_is_cancelled(

@@ -47,6 +47,7 @@ class StubCluster:
         self.cancelled: list[int] = []
         self.cancel_errors: list[Exception] = []
         self.slurm_name: str | None = None
+        self.scripts: dict[int, Path] = {}
 
     def say(self, job_id: int, state: JobState, **changes: object) -> None:
         self.rows[job_id] = JobStatus(job_id=job_id, name=f"run-{job_id}-a1", state=state).model_copy(update=changes)
@@ -87,7 +88,7 @@ class StubCluster:
         return ClusterLimits()
 
     def script_of(self, job_id: int) -> Path | None:
-        raise NotImplementedError
+        return self.scripts.get(job_id)
 
     def configured(self, key: str) -> str | None:
         return self.slurm_name
@@ -397,6 +398,26 @@ def test_a_job_that_somebody_renamed_is_known_by_when_it_was_submitted_and_a_lat
 
     assert job.status is not None
     assert job.status.state is state
+
+
+def test_a_job_that_the_site_named_otherwise_is_known_by_its_script(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path
+) -> None:
+    """As a job_submit plugin that puts an account first leaves it: the id that sbatch gave never had our name."""
+    job = make_job(tmp_path)
+    stub.scripts[1] = job.script
+    stub.say(1, JobState.RUNNING, name="acct_run-1-a1", submitted_at=utc_now())
+    seen: list[JobStatus] = []
+    end = following(job, seen.append)
+
+    wait_until(lambda: seen)
+    time.sleep(2.5)  # longer than the grace of a lost job
+    stub.say(1, JobState.TIMEOUT, name="acct_run-1-a1", exit_code=0)
+    ended = end.result(timeout=60).status
+
+    assert [status.state for status in seen][:1] == [JobState.RUNNING]
+    assert ended is not None
+    assert (ended.state, ended.name) == (JobState.TIMEOUT, "run-1-a1")
 
 
 def test_two_jobs_of_a_night_that_slurm_gave_the_same_id_are_followed_each_to_its_own_end(
