@@ -219,12 +219,14 @@ def _finish_cancellation(client: SyncPrefectClient, run: FlowRun) -> None:
 
 
 def _resume(client: SyncPrefectClient, run: FlowRun) -> None:
-    """Start a crashed night again, up to `MAX_RESUMES` times, unless a person cancelled it."""
-    if run.deployment_id is None or client.read_flow(run.flow_id).name != FLOW:
-        return
+    """Start a crashed night again, up to `MAX_RESUMES` times; one that a person cancelled ends as cancelled instead."""
     states = sorted(client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
     ends = [state.type for state in states if state.type in (*_STARTED, StateType.CANCELLING, StateType.CANCELLED)]
     if ends and ends[-1] not in _STARTED:  # a person cancelled it since it was last started
+        client.set_flow_run_state(run.id, Cancelled(message="Its process was gone before it could cancel"), force=True)
+        _finish_cancellation(client, client.read_flow_run(run.id))
+        return
+    if run.deployment_id is None or client.read_flow(run.flow_id).name != FLOW:
         return
     # A person's resumption after a suspension has the same name.
     times = 1 + sum(after.name == RESUMING and before.is_crashed() for before, after in pairwise(states))
