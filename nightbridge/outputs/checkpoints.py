@@ -73,6 +73,9 @@ _COMMON_PT = {"common_backend": "torch", "common_backend_version": 1}
 
 _MAX_TRACKER_BYTES = 64
 
+_CLOCKS_APART = 300.0
+"""Seconds by which the clocks of two nodes may differ: munge takes no credential that is older."""
+
 
 def find_checkpoints(save_dir: Path, bridge_dir: Path | None = None) -> tuple[Checkpoint, ...]:
     """Judge every `iter_*` directory under `checkpoint.save`, by iteration.
@@ -249,11 +252,27 @@ def _prove(checkpoint: tuple[Path, tuple[Path, ...]]) -> tuple[_Proved, bytes]:
     path, files = checkpoint
     try:
         proof = prove_checkpoint(path, files)
+        proof = proof._replace(unproven=(*proof.unproven, *_saved_over(files)))
     except OSError as error:
         unless_away(error, path)
         raise DamagedData(f"cannot be read: {error}", subject=str(path)) from error
     counts = tuple((file, len(numbers)) for file, numbers in proof.extents.items())
     return _Proved(counts=counts, unproven=proof.unproven), b"".join(map(bytes, proof.extents.values()))
+
+
+def _saved_over(files: Sequence[Path]) -> Iterator[str]:
+    """What of a run's checkpoint is of a save over it that did not end, a line for each `.metadata`.
+
+    A job that is queued again may train from its first step into the same folder. Its writer overwrites each shard in
+    its place, and leaves the parts of the save before, until it comes to write them. A copy may look the same.
+    """
+    for metadata in (file for file in files if file.name == ".metadata"):
+        beside = (file for file in files if file.parent == metadata.parent)
+        saved = (file for file in beside if file.suffix == _SHARD_SUFFIX or file.name == "common.pt")
+        latest = metadata.stat().st_mtime + _CLOCKS_APART
+        if newer := sorted(file.name for file in saved if file.stat().st_mtime > latest):
+            some = f"{len(newer)} file{'s' * (len(newer) > 1)} such as {newer[0]} {'are' if newer[1:] else 'is'}"
+            yield f"{some} newer than .metadata, which is written last: a later save did not end, or it is a copy"
 
 
 def proved_state(proof: Proof, reason: str = "") -> tuple[CheckpointState, str]:

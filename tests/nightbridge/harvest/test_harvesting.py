@@ -316,6 +316,36 @@ def test_a_checkpoint_whose_writer_made_no_checksums_is_stored_and_called_unprov
     assert "checkpoints/iter_0000040/hf/model.safetensors" in objects(directory, record.prefix)
 
 
+@pytest.mark.parametrize(
+    ("names", "seconds", "reason"),
+    [
+        (("__0_0.distcp", "__2_0.distcp"), 301, "2 files such as __0_0.distcp are newer than .metadata"),
+        (("common.pt",), 301, "1 file such as common.pt is newer than .metadata"),
+        (("__0_0.distcp", "__2_0.distcp"), 299, ""),  # clocks of two nodes
+        (("train_state.pt", "run_config.yaml"), 301, ""),  # written after it
+    ],
+)
+def test_a_save_over_a_checkpoint_that_did_not_end_is_not_called_verified(
+    directory: ObjectStore, left: LeftRun, names: tuple[str, ...], seconds: int, reason: str
+) -> None:
+    """A job that is queued again trains from its first step into the same folder; its writer leaves the old parts."""
+    path = left.job_dir / "checkpoints/iter_0000040"
+    for name in ("common.pt", "train_state.pt"):
+        (path / name).write_bytes(torch_files.torch_save({"step": 40}, Path(name).stem))
+    (path / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
+    (path.parent / "latest_train_state.pt").write_bytes((path / "train_state.pt").read_bytes())
+    saved = (path / ".metadata").stat().st_mtime
+    for name in names:
+        os.utime(path / name, (saved + seconds, saved + seconds))
+
+    record = left.with_sizes_of_now().harvest(directory)
+
+    (checkpoint,) = (each for each in record.checkpoints if each.iteration == 40)
+    assert checkpoint.state is (CheckpointState.UNPROVEN if reason else CheckpointState.VERIFIED)
+    assert checkpoint.reason.startswith(reason)
+    assert iterations(directory, record.prefix) == {"iter_0000040"}
+
+
 LOADER = """
 cat > /dev/null
 case $1 in
