@@ -73,7 +73,7 @@ _ABOUT_NODES = re.compile(r"configuration (is )?not available")
 _UP = frozenset({"idle", "mixed", "allocated", "completing"})
 # What sinfo puts behind a state, power saving and planned work. A node that does not answer has a `*` and is down.
 _NODE_FLAGS = "~#!%@-+"
-_ACCEPTED = re.compile(r"^(?:Submitted batch job )?(\d+)(?:;\S+)?\s*$", re.MULTILINE)
+_ACCEPTED = re.compile(r"^(?:Submitted batch job )?(\d+)(?:(?:;| on cluster )(\S+))?\s*$", re.MULTILINE)
 _ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "associations")
 _SQUEUE = ("--noheader", "--all", "--states=all", f"--format={SQUEUE_FORMAT}")
 _QUEUE = ("squeue", "--noheader", "--all", "--states=PENDING", "--sort=-p", "--format=%P|%i")
@@ -101,11 +101,32 @@ class CommandLineCluster:
         argv = ("sbatch", "--parsable", "--no-requeue", *options, f"--job-name={name}", str(script))
         answer = self._run(argv, timeout=SUBMIT_TIMEOUT)
         printed = answer.stdout.decode(errors="replace")
-        if ids := _ACCEPTED.findall(printed):
-            return int(ids[-1])
+        if accepted := _ACCEPTED.findall(printed):
+            job_id, where = accepted[-1]
+            self._check_is_here(job_id, where)
+            return int(job_id)
         # Of an sbatch that was killed, or ended well, a warning is no refusal.
         refused = answer.code and not _was_killed(answer)
         raise refusal_of((answer.stderr or printed) if refused else "", name)
+
+    def _check_is_here(self, job_id: str, where: str) -> None:
+        """Cancel a job that a plugin of the site, or its wrapper of sbatch, has sent to another cluster, and raise.
+
+        Here its id is another job's or nobody's: it would be called lost, and submitted again.
+
+        Raises:
+            LaunchRefused: It was sent elsewhere; `where` is what sbatch says, empty where that is this cluster.
+        """
+        here = self.configured("ClusterName") if where else None
+        if here is None or here.lower() == where.lower():
+            return
+        self._run(("scancel", f"--clusters={where}", job_id))
+        raise LaunchRefused(
+            f"sbatch sent job {job_id} to Slurm's cluster {where}, and Slurm's commands reach {here} here: cancelled",
+            subject=self.settings.name,
+            advice=f"See whether it is gone (`squeue -M {where} -j {job_id}`). A cli_filter plugin of the site, or its "
+            "wrapper of sbatch, chose that cluster: have it leave such jobs here, or use a site file of that cluster",
+        )
 
     def find(self, name: str) -> Lookup:
         """Find this user's jobs of exactly this name, in slurmctld and in accounting, however old.

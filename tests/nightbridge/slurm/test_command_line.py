@@ -538,6 +538,21 @@ def test_what_a_plugin_of_the_site_says_about_its_refusal_is_shown(message: str,
     assert said in str(error)
 
 
+@pytest.mark.parametrize("answer", ["12;gpu2", "Submitted batch job 12 on cluster gpu2"])
+def test_a_job_that_the_site_sends_to_another_cluster_is_cancelled_there_and_refused(
+    answer: str, fake: Callable[..., CommandLineCluster], script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """What sbatch 22.05 prints where cli_filter.lua sets `clusters`, whatever was given on its command line."""
+    config = "echo 'ClusterName             = gpu1'"
+    cluster = fake(sbatch=f"echo '{answer}'", scontrol=config, scancel=f'echo "$*" > {tmp_path}/cancelled')
+
+    with pytest.raises(LaunchRefused, match=r"sent job 12 to Slurm's cluster gpu2, .* reach gpu1 here: cancelled"):
+        cluster.submit("job-a1", script("true"), [])
+
+    assert (tmp_path / "cancelled").read_text() == "--clusters=gpu2 12\n"
+    assert fake(sbatch="echo '12;GPU1'", scontrol=config).submit("job-a1", script("true"), []) == 12
+
+
 def test_an_sbatch_that_tries_again_at_maxjobcount_is_given_the_time_to_say_that_there_is_no_job() -> None:
     """sbatch.c of 22.05 sleeps 1, 2, ... 15 s between its tries, which takes 120.1 s on a real slurmctld."""
     assert sum(range(1, 16)) + 30 < SUBMIT_TIMEOUT
