@@ -23,9 +23,16 @@ _CORE_GRAPHS = (
 )
 _OPTIMIZER = "Megatron-Core: optimizer/optimizer_config.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 _SCALING = "Megatron-Core: transformer/transformer_config.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
-_SWITCHES = (
-    "Megatron-Core: transformer/transformer_config.py at 2a75ac12 (main), found by turning each switch of a dump over"
-)
+
+
+def is_nested(c: ConfigContainer) -> bool:
+    """Whether the file is of v0.6.0 or newer."""
+    return isinstance(c.value("model.transformer"), Mapping)
+
+
+def is_since_0_5(c: ConfigContainer) -> bool:
+    """Whether the file is of v0.5.0 or newer, which alone have this switch."""
+    return c.value("model.moe_paged_stash") is not None
 
 
 # --- sizes and parallelism --------------------------------------------------------------------------------------------
@@ -155,7 +162,7 @@ def _fsdp_second(c: ConfigContainer) -> Iterator[str]:
 
 # --- precision --------------------------------------------------------------------------------------------------------
 _NCCL_ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
-_QUANTISED = ("model.fp8", "model.fp4", "mixed_precision.fp8", "mixed_precision.fp4")
+QUANTISED = ("model.fp8", "model.fp4", "mixed_precision.fp8", "mixed_precision.fp4")
 _SCALED = ("fp8_delayed_scaling", "mxfp8", "fp8_current_scaling", "fp8_subchannel_scaling")
 _RECIPES = frozenset(
     {
@@ -346,27 +353,41 @@ def _offload(c: ConfigContainer) -> Iterator[str]:
         yield f"model.cpu_offloading_num_layers {offloaded} must be less than model.num_layers {layers}"
 
 
-@rule("container-graph-offload", VALIDATE, ("model.cpu_offloading", "model.cuda_graph_impl"))
+@rule(
+    "container-graph-offload",
+    f"{VALIDATE}; Megatron-Core: transformer/transformer_config.py, from d0b3b775 (v0.5.0) to 2a75ac12 (main)",
+    (
+        *("model.cpu_offloading", "model.cuda_graph_impl", "model.cuda_graph_modules", "model.cuda_graph_warmup_steps"),
+        *("model.fine_grained_activation_offloading", "model.fine_grained_offloading_max_inflight_offloads"),
+    ),
+)
 def _graph_offload(c: ConfigContainer) -> Iterator[str]:
     """Transformer Engine's offloading and other graph implementations exclude each other."""
-    if c.is_on("model.cpu_offloading") and c.captures_graphs:
-        yield 'model.cpu_offloading excludes CUDA graphs; write model.cuda_graph_impl = "none" or switch it off'
+    is_held = c.captures_iteration and is_since_0_5(c)
+    if c.is_on("model.cpu_offloading") and c.captures_graphs and not is_held:
+        what = "CUDA graphs of layers" if is_since_0_5(c) else "CUDA graphs"
+        yield f'model.cpu_offloading excludes {what}; write model.cuda_graph_impl = "none" or switch it off'
     if (
         c.is_on("model.fine_grained_activation_offloading")
         and c.value("model.transformer_impl") != "transformer_engine"
     ):
         yield 'model.fine_grained_activation_offloading needs model.transformer_impl = "transformer_engine"'
+    if not (c.is_on("model.fine_grained_activation_offloading") and c.captures_graphs and is_since_0_5(c)):
+        return
+    if "moe" in c.captured_modules:
+        yield "model.fine_grained_activation_offloading excludes a CUDA graph of moe; switch one off"
+    if (steps := c.integer("model.cuda_graph_warmup_steps")) is not None and steps < 1:
+        yield f"offloading with CUDA graphs needs model.cuda_graph_warmup_steps of at least 1, not {steps}"
+    most = c.value("model.fine_grained_offloading_max_inflight_offloads")
+    if c.captures_iteration and (most is None or (isinstance(most, int) and most < 0)):
+        yield (
+            "offloading within a full_iteration CUDA graph needs model.fine_grained_offloading_max_inflight_offloads "
+            f"of at least 0; it is {json.dumps(most)}"
+        )
 
 
 _OFFLOADED = (
-    "core_attn",
-    "attn_proj",
-    "expert_fc1",
-    "fused_group_mlp",
-    "moe_act",
-    "attn_norm",
-    "mlp_norm",
-    "qkv_linear",
+    *("core_attn", "attn_proj", "expert_fc1", "fused_group_mlp", "moe_act", "attn_norm", "mlp_norm", "qkv_linear"),
 )
 
 
@@ -386,15 +407,22 @@ def _offload_modules(c: ConfigContainer) -> Iterator[str]:
             yield f"model.offload_modules {module!r} is not a module to offload; use {near[0]}"
     inside = sorted(modules & {"moe_act", "expert_fc1", "fused_group_mlp"})
     recomputed = c.value("model.recompute_granularity") == "selective" and "moe" in c.names("model.recompute_modules")
-    if _is_nested(c) and inside and recomputed:
+    if is_nested(c) and inside and recomputed:
         yield f"model.offload_modules {', '.join(inside)} are inside moe, which recompute_modules has; remove one"
+    if "fused_group_mlp" in modules:
+        if c.value("model.use_transformer_engine_op_fuser") is False:
+            yield "model.offload_modules fused_group_mlp needs model.use_transformer_engine_op_fuser = true"
+        if parts := sorted(modules & {"expert_fc1", "moe_act"}):
+            yield f"model.offload_modules fused_group_mlp contains {', '.join(parts)}; remove one"
+    if c.is_on("model.moe_paged_stash") and inside:
+        yield f"model.moe_paged_stash keeps {', '.join(inside)} already; remove it from model.offload_modules"
 
 
 @rule("container-local-graphs", _GRAPHS, ("model.cuda_graph_impl", "model.cuda_graph_modules"))
 def _local_graphs(c: ConfigContainer) -> Iterator[str]:
     """Megatron-Bridge captures layers with Transformer Engine only; its local graphs hold the full iteration."""
     is_local = c.value("model.cuda_graph_impl") == "local" and not c.captures_iteration
-    if is_local and (c.captured_modules or _inference_scope(c) not in ("layer", "block")) and _is_nested(c):
+    if is_local and (c.captured_modules or _inference_scope(c) not in ("layer", "block")) and is_nested(c):
         yield (
             'model.cuda_graph_impl "local" is for graphs of the full iteration; write "full_iteration", or '
             '"transformer_engine" for graphs of layers'
@@ -429,72 +457,42 @@ def _graph_rng(c: ConfigContainer) -> Iterator[str]:
         yield f"model.cuda_graph_impl {implementation} needs model.use_te_rng_tracker = true"
 
 
-@rule("container-captured", UNCHECKED, ("model.cuda_graph_modules", "model.cuda_graph_impl"))
+_LAYER_PARTS = frozenset({"attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"})
+
+
+@rule(
+    "container-captured",
+    UNCHECKED,
+    (
+        *("model.cuda_graph_modules", "model.cuda_graph_impl", "model.moe_layer_freq"),
+        *("model.moe_expert_capacity_factor", "model.moe_pad_expert_input_to_capacity"),
+    ),
+)
 def _captured(c: ConfigContainer) -> Iterator[str]:
     """Megatron-Core fails on it, when graphs are captured."""
-    if c.value("model.cuda_graph_impl") != "transformer_engine":
+    modules, implementation = set(c.captured_modules), c.value("model.cuda_graph_impl")
+    if implementation == "full_iteration" and (parts := sorted(modules & _LAYER_PARTS)):
+        yield f"a full_iteration CUDA graph holds {', '.join(parts)} already; write model.cuda_graph_modules = []"
+    if implementation != "transformer_engine":
         return
-    modules = set(c.captured_modules)
     if {"moe", "moe_router"} <= modules:
         yield "CUDA graphs of moe and of moe_router exclude each other; keep one"
     if "moe_preprocess" in modules and "moe_router" not in modules:
         yield "a CUDA graph of moe_preprocess needs moe_router beside it"
     if (found := sorted({"moe", "moe_router"} & modules)) and (c.integer("model.num_moe_experts") or 1) <= 1:
         yield f"a CUDA graph of {' and '.join(found)} needs a model with experts; remove it"
-
-
-# --- switches that need others ----------------------------------------------------------------------------------------
-
-
-def _is_nested(c: ConfigContainer) -> bool:
-    """Whether the file is of v0.6.0 or newer."""
-    return isinstance(c.value("model.transformer"), Mapping)
-
-
-_NEEDS: Mapping[str, tuple[str, tuple[object, ...]]] = {
-    "dataset.defer_npy_index_mmap": ("dataset.path_to_cache", ()),
-    "dataset.fast_cache_load": ("dataset.path_to_cache", ()),
-    "mixed_precision.fp16": ("mixed_precision.bf16", (False,)),
-    "mixed_precision.fp4_param_gather": ("mixed_precision.fp4", ()),
-    "mixed_precision.fp8_param_gather": ("mixed_precision.fp8", ()),
-    "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag": ("mixed_precision.fp8_param_gather", (True,)),
-    "model.ep_overlap_early_attn_memory_release": ("model.overlap_moe_expert_parallel_comm", (True,)),
-    "model.fine_grained_activation_offloading": ("model.offload_modules", ()),
-    "model.inference_disable_triton_nvls_kernels": ("model.transformer_impl", ("inference_optimized",)),
-    "model.inference_fuse_tp_communication": ("model.transformer_impl", ("inference_optimized",)),
-    "model.moe_enable_deepep": ("model.moe_token_dispatcher_type", ("flex",)),
-    "model.moe_pad_expert_input_to_capacity": ("model.moe_expert_capacity_factor", ()),
-    "model.moe_paged_stash": ("model.moe_expert_rank_capacity_factor", ()),
-    "model.moe_router_enable_expert_bias": ("model.moe_router_score_function", ("sigmoid", "sqrtsoftplus")),
-    "model.moe_single_grouped_bias": ("model.moe_grouped_gemm", (True,)),
-    "model.moe_single_grouped_weight": ("model.moe_grouped_gemm", (True,)),
-    "model.overlap_p2p_comm_warmup_flush": ("model.overlap_p2p_comm", (True,)),
-    "model.use_te_activation_func": ("model.bias_activation_fusion", (False,)),
-}
-"""Switches, and the field that each needs with its values; none for any that is set."""
-
-_NEEDED_ALWAYS = frozenset(
-    {
-        *("model.moe_enable_deepep", "model.moe_pad_expert_input_to_capacity", "model.moe_router_enable_expert_bias"),
-        *("model.fine_grained_activation_offloading", "model.use_te_activation_func"),
-        "mixed_precision.fp8_param_gather",
-    }
-)
-"""Those that every release since v0.3.0 asserts, and so of whatever file."""
-
-
-@rule("container-switch-needs", _SWITCHES, (*_NEEDS, *(needed for needed, _ in _NEEDS.values())))
-def _switch_needs(c: ConfigContainer) -> Iterator[str]:
-    """A switch that is on without what it works on is an assertion, when the job starts."""
-    is_newer = _is_nested(c)
-    for switch, (needed, values) in _NEEDS.items():
-        if c.value(switch) is not True or not (is_newer or switch in _NEEDED_ALWAYS):
-            continue
-        value = c.value(needed)
-        if value not in values if values else value in (None, [], ""):
-            shown = " or ".join(json.dumps(each) for each in values)
-            yield f"{switch} needs {needed}{f' = {shown}' if values else ''}; it is {json.dumps(value)}"
-    quantised = isinstance(c.value("mixed_precision"), str) or any(map(c.is_on, _QUANTISED))
-    for switch in ("model.moe_router_padding_for_fp8", "model.moe_router_padding_for_quantization"):
-        if is_newer and c.is_on(switch) and not quantised:
-            yield f"{switch} needs fp8 or fp4; switch it off, or name a recipe of mixed precision that has it"
+    if (c.integer("model.num_moe_experts") or 1) <= 1:
+        return
+    layers, capacity = c.value("model.moe_layer_freq"), c.number("model.moe_expert_capacity_factor")
+    if "mlp" in modules and (layers == 1 or (isinstance(layers, list) and 0 not in layers)):
+        yield "a CUDA graph of mlp needs dense layers, and all of this model's have experts; remove it"
+    if capacity is not None and c.is_on("model.moe_pad_expert_input_to_capacity"):
+        return
+    if "moe" in modules:
+        yield "a CUDA graph of moe needs moe_expert_capacity_factor and moe_pad_expert_input_to_capacity; capture parts"
+    synchronises = (capacity is not None and capacity >= 0) or c.is_on("model.moe_router_padding_for_fp8")
+    if "moe_preprocess" in modules and synchronises and c.value("model.moe_token_dispatcher_type") == "alltoall":
+        yield (
+            "a CUDA graph of moe_preprocess excludes moe_expert_capacity_factor without padding to it, and "
+            "moe_router_padding_for_fp8, with moe_token_dispatcher_type alltoall; remove one"
+        )

@@ -1,14 +1,15 @@
-"""How a `ConfigContainer.yaml` builds its model: layers among a pipeline's stages, attention, experts and routing.
+"""How a `ConfigContainer.yaml` builds its model: layers among a pipeline's stages, attention, experts and switches.
 
 The rules follow Megatron-Core's own assertions, which end the job when the model is built or first runs. Those that
 all of its releases have say so in their source; one that newer ones alone have looks at newer files alone.
 """
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from nightbridge.launch.config_container import ConfigContainer
-from nightbridge.rules.config_container_compute import UNCHECKED
+from nightbridge.rules.config_container_compute import QUANTISED, UNCHECKED, is_nested, is_since_0_5
 from nightbridge.rules.rule import rule
 
 _LAYOUT = (
@@ -17,6 +18,9 @@ _LAYOUT = (
 _ROUTING = (
     "Megatron-Core: transformer/transformer_config.py and transformer/moe/moe_layer.py, from b0cc2706 (v0.3.0) to "
     "2a75ac12 (main of August 2026)"
+)
+_SWITCHES = (
+    "Megatron-Core: transformer/transformer_config.py at 2a75ac12 (main), found by turning each switch of a dump over"
 )
 _OVERLAP = "Megatron-Bridge: CommOverlapConfig in training/comm_overlap.py, from 21b02e0c (v0.3.0) to 067f987d (main)"
 
@@ -169,6 +173,22 @@ def _layers(c: ConfigContainer) -> Iterator[str]:
         yield f"model.num_layers {layers}{less}{more} is not a multiple of the pipeline's {where}; write a layout"
 
 
+@rule(
+    "container-virtual-pipeline",
+    "Megatron-Core: parallel_state.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main); Megatron-Bridge: hybrid_provider.py",
+    ("model.virtual_pipeline_model_parallel_size", "model.pipeline_model_parallel_size", "dist.use_decentralized_pg"),
+)
+def _virtual_pipeline(c: ConfigContainer) -> Iterator[str]:
+    """A virtual pipeline interleaves the stages of a pipeline, which one stage and hybrid models have not."""
+    virtual = c.integer("model.virtual_pipeline_model_parallel_size")
+    if virtual is None:
+        return
+    if c.size("pipeline_model_parallel_size") == 1 and not c.is_on("dist.use_decentralized_pg"):
+        yield f"model.virtual_pipeline_model_parallel_size {virtual} needs pipeline_model_parallel_size > 1; write null"
+    elif c.kind("model") in ("HybridModelProvider", "MambaModelProvider"):
+        yield f"model.virtual_pipeline_model_parallel_size {virtual} is not for models of Mamba's layers; write null"
+
+
 @rule("container-pipeline-type", UNCHECKED, ("model.pipeline_dtype", "model.pipeline_model_parallel_size"))
 def _pipeline_type(c: ConfigContainer) -> Iterator[str]:
     """The stages of a pipeline cannot exchange activations of an unknown type."""
@@ -179,10 +199,19 @@ def _pipeline_type(c: ConfigContainer) -> Iterator[str]:
         yield "a pipeline needs the dtype of the tensors between its stages: write model.pipeline_dtype"
 
 
+_LINEAR = ("gated_delta_net", "gdn", "gdn2")
+
 # --- attention and experts --------------------------------------------------------------------------------------------
 
 
-@rule("container-heads", UNCHECKED, ("model.num_attention_heads", "model.tensor_model_parallel_size"))
+@rule(
+    "container-heads",
+    UNCHECKED,
+    (
+        *("model.num_attention_heads", "model.tensor_model_parallel_size", "model.experimental_attention_variant"),
+        *("model.linear_num_key_heads", "model.linear_num_value_heads", "model.context_parallel_size"),
+    ),
+)
 def _heads(c: ConfigContainer) -> Iterator[str]:
     """Tensor parallelism splits attention by heads."""
     tensor = c.size("tensor_model_parallel_size")
@@ -190,6 +219,15 @@ def _heads(c: ConfigContainer) -> Iterator[str]:
         heads = c.integer(f"model.{name}")
         if heads and heads % tensor and (name == "num_attention_heads" or tensor % heads):
             yield f"model.{name} {heads} is not a multiple of tensor_model_parallel_size {tensor}; change one"
+    if c.value("model.experimental_attention_variant") not in _LINEAR:
+        return
+    context, is_split = c.size("context_parallel_size"), is_since_0_5(c)
+    if context > 1 and not is_split:
+        yield f"linear attention needs model.context_parallel_size 1 before v0.5.0, not {context}"
+    size = tensor * (context if is_split else 1)
+    for name in ("linear_num_key_heads", "linear_num_value_heads"):
+        if (heads := c.integer(f"model.{name}")) and heads % size:
+            yield f"model.{name} {heads} is not a multiple of TP * CP = {size}; change one"
 
 
 @rule("container-experts", UNCHECKED, ("model.num_moe_experts", "model.expert_model_parallel_size"))
@@ -206,7 +244,8 @@ _EXPERT_FIELDS = (
     *("model.num_moe_experts", "model.sequence_parallel", "model.tensor_model_parallel_size", "model.add_bias_linear"),
     *("model.expert_tensor_parallel_size", "model.moe_token_dispatcher_type", "model.moe_enable_deepep"),
     *("model.moe_flex_dispatcher_backend", "model.moe_shared_expert_overlap", "model.variable_seq_lengths"),
-    "model.moe_pad_expert_input_to_capacity",
+    *("model.moe_pad_expert_input_to_capacity", "model.moe_expert_rank_capacity_factor", "model.moe_latent_size"),
+    *("model.use_transformer_engine_op_fuser", "model.bias_dropout_fusion"),
 )
 
 
@@ -237,7 +276,34 @@ def _expert_layer(c: ConfigContainer) -> Iterator[str]:
         "model.variable_seq_lengths needs moe_token_dispatcher_type alltoall or flex, not allgather": (
             kind == "allgather" and c.is_on("model.variable_seq_lengths")
         ),
+        "model.moe_router_padding_for_quantization needs moe_token_dispatcher_type alltoall or flex, not allgather": (
+            kind == "allgather"
+            and (c.is_on("model.moe_router_padding_for_quantization") or c.is_on("model.moe_router_padding_for_fp8"))
+        ),
+        "model.moe_shared_expert_overlap excludes moe_latent_size; switch it off": (
+            c.is_on("model.moe_latent_size")
+            and c.is_on("model.moe_shared_expert_overlap")
+            and c.value("model.moe_shared_expert_intermediate_size") is not None
+        ),
+        "model.add_bias_linear with grouped experts needs bias_dropout_fusion = false": (
+            c.is_on("model.add_bias_linear")
+            and c.is_on("model.bias_dropout_fusion")
+            and c.is_on("model.moe_grouped_gemm")
+            and c.value("model.transformer_impl") == "transformer_engine"
+        ),
+        "model.moe_flex_dispatcher_backend ncclep needs moe_token_dispatcher_type flex": (
+            backend == "ncclep" and kind not in ("flex", None) and is_nested(c)
+        ),
     }
+    if c.value("model.moe_expert_rank_capacity_factor") is not None:
+        broken |= {
+            "model.moe_expert_rank_capacity_factor needs moe_flex_dispatcher_backend hybridep": (
+                deepep or backend not in ("hybridep", "ncclep", None)
+            ),
+            "model.moe_expert_rank_capacity_factor needs use_transformer_engine_op_fuser = true": (
+                backend == "hybridep" and c.value("model.use_transformer_engine_op_fuser") is False
+            ),
+        }
     yield from (message for message, is_broken in broken.items() if is_broken)
 
 
@@ -269,6 +335,8 @@ def _routing(c: ConfigContainer) -> Iterator[str]:
         yield f"model.moe_router_group_topk {limit} is more than moe_router_num_groups {groups}; lower it"
     elif limit and groups and experts and experts % groups:
         yield f"model.num_moe_experts {experts} is not a multiple of moe_router_num_groups {groups}; change one"
+    if balancing == "sinkhorn" and coefficients not in (0, None):
+        yield f"model.moe_router_load_balancing_type sinkhorn needs model.moe_aux_loss_coeff 0, not {coefficients}"
     if isinstance(balancing, list) and not (isinstance(coefficients, list) and len(coefficients) == len(balancing)):
         yield f"model.moe_aux_loss_coeff must be a list of {len(balancing)}, as moe_router_load_balancing_type is"
     kinds = {*c.names("model.moe_router_load_balancing_type")} - {*_BALANCED_WITH_CAPACITY}
@@ -305,3 +373,63 @@ def _overlap(c: ConfigContainer) -> Iterator[str]:
     for need, is_broken in broken.items():
         if is_broken:
             yield f"comm_overlap.overlap_moe_expert_parallel_comm needs {need}"
+
+
+# --- switches that need others ----------------------------------------------------------------------------------------
+
+
+_NEEDS: Mapping[str, tuple[str, tuple[object, ...]]] = {
+    "dataset.defer_npy_index_mmap": ("dataset.path_to_cache", ()),
+    "dataset.fast_cache_load": ("dataset.path_to_cache", ()),
+    "mixed_precision.fp16": ("mixed_precision.bf16", (False,)),
+    "mixed_precision.fp4_param_gather": ("mixed_precision.fp4", ()),
+    "mixed_precision.fp8_param_gather": ("mixed_precision.fp8", ()),
+    "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag": ("mixed_precision.fp8_param_gather", (True,)),
+    "comm_overlap.defer_embedding_wgrad_compute": ("model.gradient_accumulation_fusion", (True,)),
+    "model.ep_overlap_early_attn_memory_release": ("model.overlap_moe_expert_parallel_comm", (True,)),
+    "model.fine_grained_activation_offloading": ("model.offload_modules", ()),
+    "model.inference_disable_triton_nvls_kernels": ("model.transformer_impl", ("inference_optimized",)),
+    "model.inference_fuse_tp_communication": ("model.transformer_impl", ("inference_optimized",)),
+    "model.moe_enable_deepep": ("model.moe_token_dispatcher_type", ("flex",)),
+    "model.moe_pad_expert_input_to_capacity": ("model.moe_expert_capacity_factor", ()),
+    "model.moe_paged_stash": ("model.moe_expert_rank_capacity_factor", ()),
+    "model.moe_apply_probs_on_input": ("model.moe_router_topk", (1,)),
+    "model.moe_router_enable_expert_bias": ("model.moe_router_score_function", ("sigmoid", "sqrtsoftplus")),
+    "model.moe_single_grouped_bias": ("model.moe_grouped_gemm", (True,)),
+    "model.moe_single_grouped_weight": ("model.moe_grouped_gemm", (True,)),
+    "model.overlap_p2p_comm_warmup_flush": ("model.overlap_p2p_comm", (True,)),
+    "model.use_te_activation_func": ("model.bias_activation_fusion", (False,)),
+}
+"""Switches, and the field that each needs with its values; none for any that is set."""
+
+_NEEDED_ALWAYS = frozenset(
+    {
+        *("model.moe_enable_deepep", "model.moe_pad_expert_input_to_capacity", "model.moe_router_enable_expert_bias"),
+        *("model.fine_grained_activation_offloading", "model.use_te_activation_func"),
+        *(
+            "mixed_precision.fp8_param_gather",
+            "comm_overlap.defer_embedding_wgrad_compute",
+            "model.moe_apply_probs_on_input",
+        ),
+    }
+)
+"""Those that every release since v0.3.0 asserts, and so of whatever file."""
+
+
+@rule("container-switch-needs", _SWITCHES, (*_NEEDS, *(needed for needed, _ in _NEEDS.values())))
+def _switch_needs(c: ConfigContainer) -> Iterator[str]:
+    """A switch that is on without what it works on is an assertion, when the job starts."""
+    is_newer = is_nested(c)
+    if c.is_on("comm_overlap.defer_embedding_wgrad_compute") and c.size("pipeline_model_parallel_size") == 1:
+        yield "comm_overlap.defer_embedding_wgrad_compute needs model.pipeline_model_parallel_size > 1; switch it off"
+    for switch, (needed, values) in _NEEDS.items():
+        if c.value(switch) is not True or not (is_newer or switch in _NEEDED_ALWAYS):
+            continue
+        value = c.value(needed)
+        if value not in values if values else value in (None, [], ""):
+            shown = " or ".join(json.dumps(each) for each in values)
+            yield f"{switch} needs {needed}{f' = {shown}' if values else ''}; it is {json.dumps(value)}"
+    quantised = isinstance(c.value("mixed_precision"), str) or any(map(c.is_on, QUANTISED))
+    for switch in ("model.moe_router_padding_for_fp8", "model.moe_router_padding_for_quantization"):
+        if is_newer and c.is_on(switch) and not quantised:
+            yield f"{switch} needs fp8 or fp4; switch it off, or name a recipe of mixed precision that has it"

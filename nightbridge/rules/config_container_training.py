@@ -12,6 +12,7 @@ from nightbridge.rules.rule import rule
 
 _TYPES = "Megatron-Bridge: ConfigContainer of training/config.py, and what it leads to, at 067f987d (main)"
 _SCHEDULER = "Megatron-Core: optimizer_param_scheduler.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
+_SCHEDULES = "Megatron-Core: pipeline_parallel/schedules.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 SCHEDULE = ("train.train_iters", "train.train_samples", "scheduler")
 
 
@@ -37,6 +38,31 @@ def _train_batch(c: ConfigContainer) -> Iterator[str]:
         yield (
             f"global_batch_size {total} is not a multiple of micro_batch_size {micro} * data parallel size {parallel} "
             f"= {micro * parallel}; use {max(total // (micro * parallel), 1) * micro * parallel}"
+        )
+
+
+_GROUP = "model.microbatch_group_size_per_vp_stage"
+
+
+@rule(
+    "container-interleaved-batch", _SCHEDULES, ("train", *SIZES, "model.virtual_pipeline_model_parallel_size", _GROUP)
+)
+def _interleaved_batch(c: ConfigContainer) -> Iterator[str]:
+    """A virtual pipeline takes micro batches in groups of its stages, and its first step fails where some are left."""
+    total, micro = c.integer("train.global_batch_size"), c.integer("train.micro_batch_size")
+    parallel, stages = c.data_parallel_size, c.size("pipeline_model_parallel_size")
+    if min(stages, c.size("virtual_pipeline_model_parallel_size")) < 2 or c.is_on("train.rampup_batch_size"):
+        return
+    if not (total and micro and parallel) or total % (micro * parallel):
+        return
+    count = total // (micro * parallel)
+    # A dump has the group that its own stages made; those of tonight make another one.
+    groups = {stages, c.integer(_GROUP) or stages}
+    if all(group < stages or group > count or 0 < count % group < stages for group in groups):
+        yield (
+            f"global_batch_size {total} is {count} micro batches of each replica, not a multiple of "
+            f"pipeline_model_parallel_size {stages} as a virtual pipeline needs; use a multiple of "
+            f"{micro * parallel * stages}"
         )
 
 
@@ -237,11 +263,14 @@ def _context_communication(c: ConfigContainer) -> Iterator[str]:
 @rule("container-context-loss", VALIDATE, ("model.calculate_per_token_loss", "ddp"))
 def _context_loss(c: ConfigContainer) -> Iterator[str]:
     """Ranks see different numbers of tokens, and an average of averages weighs them wrongly."""
+    averages, is_per_token = c.is_on("ddp.average_in_collective"), c.is_on("model.calculate_per_token_loss")
     if c.size("context_parallel_size") <= 1 or c.kind("dataset") not in _SFT:
+        if averages and is_per_token and not (uses_fsdp(c) or c.is_on("dist.use_torch_fsdp2")):
+            yield "model.calculate_per_token_loss needs ddp.average_in_collective = false"
         return
-    if not c.is_on("model.calculate_per_token_loss"):
+    if not is_per_token:
         yield "fine-tuning with context_parallel_size > 1 needs model.calculate_per_token_loss = true"
-    if c.is_on("ddp.average_in_collective"):
+    if averages:
         yield "fine-tuning with context_parallel_size > 1 needs ddp.average_in_collective = false"
 
 
@@ -254,7 +283,7 @@ def _written(c: ConfigContainer, *names: str) -> list[str]:
     return [name for name, value in values.items() if (value if "warmup" in name else value is not None)]
 
 
-@rule("container-learning-rate", _SCHEDULER, RATES)
+@rule("container-learning-rate", _SCHEDULER, (*RATES, "scheduler.lr_warmup_init"))
 def _learning_rate(c: ConfigContainer) -> Iterator[str]:
     """The learning rate falls from one to the other, and the scheduler asserts both as the job starts."""
     highest, lowest = c.number("optimizer.lr"), c.number("optimizer.min_lr")
@@ -263,6 +292,9 @@ def _learning_rate(c: ConfigContainer) -> Iterator[str]:
             yield f"{path} {rate} must not be negative"
     if highest is not None and lowest is not None and 0 <= highest < lowest:
         yield f"optimizer.min_lr {lowest} is more than optimizer.lr {highest}; change one"
+    first = c.number("scheduler.lr_warmup_init")
+    if highest is not None and first is not None and first > highest >= 0:
+        yield f"scheduler.lr_warmup_init {first} is more than optimizer.lr {highest}; change one"
 
 
 @rule("container-schedule-mode", VALIDATE, SCHEDULE)
@@ -304,6 +336,11 @@ def _weight_decay(c: ConfigContainer) -> Iterator[str]:
     if end is None or end < start:
         shown = "not set" if end is None else f"{end:g}"
         yield f"scheduler.end_weight_decay is {shown}, and start_weight_decay is {start:g}; it may only grow"
+    elif start != end and c.value("scheduler.weight_decay_incr_style") == "constant":
+        yield (
+            f"scheduler.weight_decay_incr_style constant excludes start_weight_decay {start:g} and end_weight_decay "
+            f"{end:g}; write linear or cosine, or the same"
+        )
 
 
 @rule("container-schedule-length", VALIDATE, SCHEDULE)
@@ -396,9 +433,12 @@ def _export(c: ConfigContainer) -> Iterator[str]:
         yield "checkpoint.also_save_hf_checkpoint excludes local non-persistent checkpoints; use global ones"
 
 
-@rule("container-intervals", UNCHECKED, ("checkpoint.save_interval", "dataset.num_workers"))
+@rule("container-intervals", UNCHECKED, ("checkpoint.save_interval", "dataset.num_workers", "rng.seed"))
 def _intervals(c: ConfigContainer) -> Iterator[str]:
-    """It fails at the first save, or in the first worker of the loader."""
+    """It fails as it seeds its random numbers, at the first save, or in the first worker of the loader."""
+    seed = c.integer("rng.seed")
+    if seed is not None and seed < 1:
+        yield f"rng.seed {seed} must be at least 1"
     interval = c.integer("checkpoint.save_interval")
     if interval is not None and interval < 1:
         yield f"checkpoint.save_interval {interval} must be at least 1; write null to save none"

@@ -79,6 +79,7 @@ PACKED = {"dataset.enable_offline_packing": True, "dataset.offline_packing_specs
 AWARE = {"optimizer.use_precision_aware_optimizer": True}
 STRAGGLERS = {"nvrx_straggler.enabled": True, "nvrx_straggler.calc_relative_gpu_perf": True}
 STAGES = {"model.transformer.pipeline_model_parallel_size": 4}
+ONE_STAGE = {"model.transformer.pipeline_model_parallel_size": 1}
 COUNTED, FIRST = "model.account_for_loss_in_pipeline_split", "model.num_layers_in_first_pipeline_stage"
 SELECTIVE = {"model.recompute_granularity": "selective"}
 SHARED = {**SELECTIVE, "model.recompute_modules": ["shared_experts"], "model.moe_shared_expert_overlap": True}
@@ -94,6 +95,21 @@ GROUPS, GROUP_LIMIT = "model.moe_router_num_groups", "model.moe_router_group_top
 BALANCING, CAPACITY = "model.moe_router_load_balancing_type", "model.moe_expert_capacity_factor"
 DELAYED = {"mixed_precision.fp8": "hybrid", "mixed_precision.fp8_recipe": "delayed"}
 OFFLOADS = {"model.fine_grained_activation_offloading": True}
+V5, WHOLE = {"model.moe_paged_stash": False}, {**TE, "model.cuda_graph_impl": "full_iteration"}
+VIRTUAL = {**STAGES, "model.virtual_pipeline_model_parallel_size": 2, "train.global_batch_size": 130}
+INFLIGHT, GROUP = "model.fine_grained_offloading_max_inflight_offloads", "model.microbatch_group_size_per_vp_stage"
+LINEAR = {"model.experimental_attention_variant": "gated_delta_net", "model.linear_num_key_heads": 3}
+TOKENS = {"model.calculate_per_token_loss": True, "ddp.average_in_collective": True}
+RANKED, BACKEND = {**EXPERTS, "model.moe_expert_rank_capacity_factor": 1.5}, "model.moe_flex_dispatcher_backend"
+BIASED = {**EXPERTS, "model.add_bias_linear": True, "model.bias_dropout_fusion": True, "model.moe_grouped_gemm": True}
+LATENT = {"model.moe_latent_size": 512, "model.moe_shared_expert_overlap": True}
+DEFERS = {"comm_overlap.defer_embedding_wgrad_compute": True}
+
+
+def captured(*modules: str, **model: Any) -> dict[str, Any]:
+    fields = {"cuda_graph_modules": [*modules], "num_moe_experts": 8, "moe_layer_freq": 1, **model}
+    return {**TE, **{f"model.{name}": value for name, value in fields.items()}}
+
 
 BREAKS: list[tuple[str, dict[str, Any], str]] = [
     ("container-world-size", {"model.transformer.tensor_model_parallel_size": 16}, "8 GPUs are not a multiple"),
@@ -256,6 +272,114 @@ BREAKS: list[tuple[str, dict[str, Any], str]] = [
     ("container-overlap", {**OVERLAP, "model.moe_token_dispatcher_type": "allgather"}, '"alltoall" or "flex"'),
     ("container-captured", {**TE, "model.cuda_graph_modules": ["moe_router"]}, "moe_router needs a model with experts"),
     (
+        "container-captured",
+        {**WHOLE, "model.cuda_graph_modules": ["attn"]},
+        "holds attn already; write model.cuda_graph_modules = []",
+    ),
+    ("container-captured", captured("mlp"), "mlp needs dense layers, and all of this model's have experts"),
+    ("container-captured", captured("moe"), "moe needs moe_expert_capacity_factor and moe_pad_expert_input_to"),
+    (
+        "container-captured",
+        captured("moe_router", "moe_preprocess", moe_expert_capacity_factor=1.0, moe_token_dispatcher_type="alltoall"),
+        "moe_preprocess excludes moe_expert_capacity_factor without padding",
+    ),
+    ("container-graph-offload", {**V5, **OFFLOADS, **captured("moe")}, "offloading excludes a CUDA graph of moe"),
+    (
+        "container-graph-offload",
+        {**V5, **OFFLOADS, **TE, "model.cuda_graph_warmup_steps": 0},
+        "model.cuda_graph_warmup_steps of at least 1, not 0",
+    ),
+    ("container-graph-offload", {**V5, **OFFLOADS, **WHOLE}, f"needs {INFLIGHT} of at least 0; it is null"),
+    ("container-graph-offload", {**V5, **OFFLOADS, **WHOLE, INFLIGHT: -1}, "of at least 0; it is -1"),
+    (
+        "container-offload-modules",
+        {**OFFLOADS, "model.offload_modules": ["fused_group_mlp"], "model.use_transformer_engine_op_fuser": False},
+        "fused_group_mlp needs model.use_transformer_engine_op_fuser = true",
+    ),
+    (
+        "container-offload-modules",
+        {**OFFLOADS, "model.offload_modules": ["fused_group_mlp", "moe_act"]},
+        "fused_group_mlp contains moe_act; remove one",
+    ),
+    (
+        "container-offload-modules",
+        {**OFFLOADS, "model.offload_modules": ["moe_act"], "model.moe_paged_stash": True},
+        "model.moe_paged_stash keeps moe_act already",
+    ),
+    ("container-interleaved-batch", VIRTUAL, "130 is 130 micro batches of each replica, not a multiple of"),
+    ("container-interleaved-batch", {**VIRTUAL, GROUP: 8}, "4 as a virtual pipeline needs; use a multiple of 4"),
+    (
+        "container-virtual-pipeline",
+        {**VIRTUAL, **ONE_STAGE},
+        "size 2 needs pipeline_model_parallel_size > 1; write null",
+    ),
+    (
+        "container-virtual-pipeline",
+        {**VIRTUAL, "model._target_": "megatron.bridge.models.hybrid.hybrid_provider.HybridModelProvider"},
+        "is not for models of Mamba's layers; write null",
+    ),
+    ("container-heads", LINEAR, "model.linear_num_key_heads 3 is not a multiple of TP * CP = 2; change one"),
+    (
+        "container-heads",
+        {**LINEAR, **V5, **CONTEXT, "model.linear_num_key_heads": 2},
+        "2 is not a multiple of TP * CP = 4",
+    ),
+    ("container-heads", {**LINEAR, **CONTEXT}, "needs model.context_parallel_size 1 before v0.5.0, not 2"),
+    ("container-context-loss", TOKENS, "calculate_per_token_loss needs ddp.average_in_collective = false"),
+    (
+        "container-learning-rate",
+        {"optimizer.lr": 1e-4, "scheduler.lr_warmup_init": 1e-3},
+        "lr_warmup_init 0.001 is more than optimizer.lr 0.0001",
+    ),
+    (
+        "container-weight-decay",
+        {
+            "scheduler.weight_decay_incr_style": "constant",
+            "scheduler.start_weight_decay": 0.1,
+            "scheduler.end_weight_decay": 0.2,
+        },
+        "constant excludes start_weight_decay 0.1 and end_weight_decay 0.2; write linear or cosine",
+    ),
+    ("container-intervals", {"rng.seed": 0}, "rng.seed 0 must be at least 1"),
+    ("container-expert-layer", {**RANKED, BACKEND: "deepep"}, "needs moe_flex_dispatcher_backend hybridep"),
+    (
+        "container-expert-layer",
+        {**RANKED, BACKEND: "hybridep", "model.use_transformer_engine_op_fuser": False},
+        "moe_expert_rank_capacity_factor needs use_transformer_engine_op_fuser = true",
+    ),
+    (
+        "container-expert-layer",
+        {**EXPERTS, BACKEND: "ncclep", "model.moe_token_dispatcher_type": "alltoall"},
+        "ncclep needs moe_token_dispatcher_type flex",
+    ),
+    (
+        "container-expert-layer",
+        {
+            **EXPERTS,
+            "model.moe_token_dispatcher_type": "allgather",
+            "model.moe_router_padding_for_quantization": True,
+        },
+        "padding_for_quantization needs moe_token_dispatcher_type alltoall or flex, not allgather",
+    ),
+    (
+        "container-expert-layer",
+        {**EXPERTS, **LATENT, "model.moe_shared_expert_intermediate_size": 2048},
+        "moe_shared_expert_overlap excludes moe_latent_size",
+    ),
+    ("container-expert-layer", BIASED, "with grouped experts needs bias_dropout_fusion = false"),
+    ("container-routing", {BALANCING: "sinkhorn", "model.moe_aux_loss_coeff": 0.01}, "moe_aux_loss_coeff 0, not 0.01"),
+    ("container-switch-needs", DEFERS, "defer_embedding_wgrad_compute needs model.pipeline_model_parallel_size > 1"),
+    (
+        "container-switch-needs",
+        {**DEFERS, **STAGES, "model.gradient_accumulation_fusion": False},
+        "needs model.gradient_accumulation_fusion = true; it is false",
+    ),
+    (
+        "container-switch-needs",
+        {"model.moe_apply_probs_on_input": True, "model.moe_router_topk": 2},
+        "moe_apply_probs_on_input needs model.moe_router_topk = 1; it is 2",
+    ),
+    (
         "container-switch-needs",
         {"model.transformer.moe_paged_stash": True},
         "model.moe_paged_stash needs model.moe_expert_rank_capacity_factor; it is null",
@@ -349,6 +473,8 @@ BREAKS: list[tuple[str, dict[str, Any], str]] = [
         "needs model.pipeline_model_parallel_size = 1",
     ),
     ("container-graph-offload", {**TE, "model.cpu_offloading": True}, "excludes CUDA graphs"),
+    ("container-graph-offload", {**WHOLE, "model.cpu_offloading": True}, "excludes CUDA graphs"),  # before v0.5.0
+    ("container-graph-offload", {**V5, **TE, "model.cpu_offloading": True}, "excludes CUDA graphs of layers; write"),
     (
         "container-quantised",
         {"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": True},
@@ -595,7 +721,42 @@ def test_every_rule_is_broken_by_some_configuration_here() -> None:
             },
         ),
         ("container-inference-graphs", {"model.inference_cuda_graph_scope._args_": [1]}),
-        ("container-intervals", {"checkpoint.save_interval": None}),
+        ("container-intervals", {"checkpoint.save_interval": None, "rng.seed": 1}),
+        ("container-captured", captured("mlp", moe_layer_freq=[0, 1])),
+        ("container-captured", {**WHOLE, "model.cuda_graph_modules": []}),
+        ("container-captured", {**WHOLE, "model.cuda_graph_impl": "none", "model.cuda_graph_modules": ["attn"]}),
+        ("container-captured", captured("moe", moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)),
+        ("container-captured", captured("moe_router", "moe_preprocess", moe_token_dispatcher_type="alltoall")),
+        (
+            "container-captured",
+            captured("moe_router", "moe_preprocess", moe_expert_capacity_factor=-1.0, moe_token_dispatcher_type="alltoall"),
+        ),
+        ("container-graph-offload", {**OFFLOADS, **WHOLE}),  # before v0.5.0
+        ("container-graph-offload", {**V5, **WHOLE, "model.cpu_offloading": True}),
+        ("container-graph-offload", {**V5, **OFFLOADS, **WHOLE, INFLIGHT: 0}),
+        ("container-graph-offload", {**V5, **OFFLOADS, **TE, "model.cuda_graph_warmup_steps": 3}),
+        ("container-offload-modules", {**OFFLOADS, "model.offload_modules": ["core_attn"], "model.moe_paged_stash": True}),
+        ("container-virtual-pipeline", VIRTUAL),
+        ("container-virtual-pipeline", {**VIRTUAL, **ONE_STAGE, "dist.use_decentralized_pg": True}),
+        ("container-heads", {**LINEAR, **V5, **CONTEXT, "model.linear_num_key_heads": 4}),
+        ("container-heads", {**LINEAR, "model.experimental_attention_variant": "dsa"}),
+        ("container-context-loss", {**TOKENS, "ddp.average_in_collective": False}),
+        ("container-context-loss", {**TOKENS, **FSDP}),
+        ("container-learning-rate", {"optimizer.lr": 1e-4, "scheduler.lr_warmup_init": 1e-4}),
+        (
+            "container-weight-decay",
+            {
+                "scheduler.weight_decay_incr_style": "linear",
+                "scheduler.start_weight_decay": 0.1,
+                "scheduler.end_weight_decay": 0.2,
+            },
+        ),
+        ("container-expert-layer", {**RANKED, BACKEND: "hybridep", "model.use_transformer_engine_op_fuser": True}),
+        ("container-expert-layer", {**RANKED, BACKEND: "ncclep", **FLEX}),
+        ("container-expert-layer", {**EXPERTS, **LATENT}),
+        ("container-expert-layer", {**BIASED, "model.bias_dropout_fusion": False}),
+        ("container-routing", {BALANCING: "sinkhorn", "model.moe_aux_loss_coeff": 0.0}),
+        ("container-switch-needs", {**DEFERS, **STAGES, "model.gradient_accumulation_fusion": True}),
     ],
 )  # fmt: skip
 def test_what_a_rule_does_not_forbid_passes(rule: str, changes: dict[str, Any]) -> None:
@@ -603,6 +764,22 @@ def test_what_a_rule_does_not_forbid_passes(rule: str, changes: dict[str, Any]) 
 
 
 # --- what follows from the values ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus"),
+    [
+        ({"train.global_batch_size": 136}, 16),
+        ({"train.global_batch_size": 132, GROUP: 6}, 16),  # 66 micro batches in 11 groups
+        ({"model.virtual_pipeline_model_parallel_size": 1}, 16),
+        ({"train.rampup_batch_size": [8, 8, 100]}, 16),
+        ({"train.global_batch_size": 131}, 16),  # another rule's
+        ({}, None),
+    ],
+)
+def test_whole_groups_of_micro_batches_interleave(changes: dict[str, Any], gpus: int | None) -> None:
+    assert "container-interleaved-batch" in broken(VIRTUAL, 16)
+    assert "container-interleaved-batch" not in broken({**VIRTUAL, **changes}, gpus)
 
 
 def test_a_switch_that_every_release_asserts_is_looked_at_in_older_files_too() -> None:
