@@ -91,7 +91,7 @@ def tagged(tags: Iterable[str], kind: str) -> str:
 
 
 def add_tags(*new: str, name: str | None = None) -> None:
-    """Tag this flow run, besides its own tags; the verdict of an earlier start goes.
+    """Tag this flow run, besides those that it has by now; the verdict of an earlier start goes.
 
     Args:
         new: The tags.
@@ -99,9 +99,13 @@ def add_tags(*new: str, name: str | None = None) -> None:
     """
     flow_run = this_flow_run()
     if flow_run is not None:
-        kept = {tag for tag in flow_run.tags if not tag.startswith("verdict:")}
-        update = on_server(lambda client: client.update_flow_run(flow_run.id, tags=kept | {*new}, name=name))
-        show("the tags" if name is None else "the night's name and tags", update)
+
+        def update(client: SyncPrefectClient) -> None:
+            # A person may have given it some in the UI since it began.
+            kept = {tag for tag in client.read_flow_run(flow_run.id).tags if not tag.startswith("verdict:")}
+            client.update_flow_run(flow_run.id, tags=kept | {*new}, name=name)
+
+        show("the tags" if name is None else "the night's name and tags", on_server(update))
 
 
 @contextlib.contextmanager

@@ -10,9 +10,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import pytest
 from httpx import Request
+from prefect import flow, tags
 from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, TaskRunFilter, TaskRunFilterFlowRunId
@@ -40,6 +42,8 @@ from nightbridge.models import (
 from nightbridge.nights.liveness import living
 from nightbridge.slurm.attempts import attempts_of
 from nightbridge.tasks.compare import compare
+from nightbridge.tasks.context import this_flow_run
+from nightbridge.tasks.prefect_calls import add_tags
 from tests.flows.practice_night import Entry, write_scenario, write_site
 
 pytestmark = [pytest.mark.launcher, pytest.mark.usefixtures("flows_here")]
@@ -338,3 +342,20 @@ def test_a_night_is_named_and_tagged_in_one_request(
     assert {"scenario:refused", "cluster:local", "night:n1", "verdict:invalid"} <= {*shown.tags}
     # Prefect names the flow run when it begins; the night and its tags follow, and at the end the verdict.
     assert requested["PATCH"] == 3
+
+
+def test_a_tag_that_a_person_gives_to_a_run_in_the_ui_stays() -> None:
+    @flow(name="tagged")
+    def tagged_meanwhile() -> UUID:
+        run = this_flow_run()
+        assert run is not None
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(run.id, tags=[*run.tags, "look at this", "verdict:failed"])
+        add_tags("verdict:passed")
+        return run.id
+
+    with tags("nightbridge"):
+        run_id = tagged_meanwhile()
+
+    with get_client(sync_client=True) as client:
+        assert {*client.read_flow_run(run_id).tags} == {"nightbridge", "look at this", "verdict:passed"}
