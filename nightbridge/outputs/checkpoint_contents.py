@@ -181,6 +181,7 @@ _STORAGES = {
     "ComplexFloatStorage": "complex64",
     "ComplexDoubleStorage": "complex128",
 }
+_INDEX = "model.safetensors.index.json"
 _TRAIN_STATE = re.compile(r"iter_(\d+)/train_state\.pt", re.ASCII)
 _STEP_FIRST = re.compile(
     rb".{6,7}\x04\x00\x00\x00stepq.ctorch\._utils\n_rebuild_tensor_v2\n.{18}ctorch\n(?:Long|Int)Storage\n", re.DOTALL
@@ -217,6 +218,7 @@ def prove(folder: Path, files: Iterable[Path]) -> Proof:
             unchecked.append(path)
     _check_parts(folder, set(files), prover.named)
     _check_ranks(files)
+    _check_exports(files)
     prover.unproven += [f"{path.name} has no checksum" for path in unchecked if path not in prover.named]
     return Proof(prover.extents, tuple(prover.unproven))
 
@@ -357,6 +359,20 @@ def _check_ranks(files: Iterable[Path]) -> None:
         lost = next(number for number in range(len(found) + 1) if number not in found)
         if lost < max(found):
             raise DamagedData(f"there is no {kind} {lost}, but a {kind} {max(found)}", subject=str(folder))
+
+
+_OF_SEVERAL = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors", re.ASCII)
+
+
+def _check_exports(files: Iterable[Path]) -> None:
+    """Files of weights name how many there are: all are there, unless an index, which is written last, is beside them."""
+    found: dict[tuple[Path, str], set[int]] = defaultdict(set)
+    for path in files:
+        if (match := _OF_SEVERAL.fullmatch(path.name)) and not path.with_name(_INDEX).exists():
+            found[path.parent, match[2]].add(int(match[1]))
+    for (folder, number), there in found.items():
+        if lost := next((each for each in range(1, int(number) + 1) if each not in there), None):
+            raise DamagedData(f"there is no model-{lost:05d}-of-{number}.safetensors", subject=str(folder))
 
 
 def _check_step(stream: BinaryIO, path: Path, records: tuple[Record, ...]) -> None:

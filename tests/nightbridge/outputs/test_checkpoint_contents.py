@@ -209,6 +209,33 @@ def test_data_loaders_ranks_have_no_gap(copy: Any, ranks: tuple[int, ...], state
         prove_checkpoint(folder_of(root), files)
 
 
+@pytest.mark.parametrize("where", [".", "hf"])
+@pytest.mark.parametrize(
+    ("lost", "missing"),
+    [
+        (("model.safetensors.index.json", "model-00002-of-00002.safetensors"), "model-00002-of-00002.safetensors"),
+        (("model.safetensors.index.json", "model-00001-of-00002.safetensors"), "model-00001-of-00002.safetensors"),
+        (("model.safetensors.index.json",), ""),
+        ((), ""),
+    ],
+)
+def test_an_export_that_was_killed_before_its_last_weights_is_damaged(
+    copy: Any, tmp_path: Path, where: str, lost: tuple[str, ...], missing: str
+) -> None:
+    path = export = folder_of(copy("Hugging Face"))
+    if where == "hf":
+        shutil.copytree(export, tmp_path / "export")
+        path = folder_of(copy("Bridge, common.pt"))
+        export = shutil.copytree(tmp_path / "export", path / "hf")
+    for name in lost:
+        (export / name).unlink()
+
+    state, reason = checkpoint_state(path)
+
+    assert state is (CheckpointState.DAMAGED if missing else CheckpointState.UNPROVEN)
+    assert (f"there is no {missing}" if missing else "model-00001-of-00002.safetensors is a safetensors") in reason
+
+
 def test_a_file_that_no_check_covers_is_named(copy: Any) -> None:
     path = folder_of(copy("Bridge, common.pt"))
     for name in ("tokenizer.model", "merges.txt"):
