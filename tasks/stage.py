@@ -6,6 +6,7 @@ only how often they tried.
 """
 
 import functools
+import hashlib
 import inspect
 import os
 from collections.abc import Callable
@@ -55,14 +56,16 @@ def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> 
 
 
 def stage_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
-    """Key of a stage's result: the flow run, the stage, and the run and attempt it worked on.
+    """Key of a stage's result: the flow run, the stage, the run and attempt it worked on, and the result's type.
 
     Prefect's own default also hashes the task's source, so a hot fix between a crash and the retry would run every
-    stage again. Ours does not. The flow run's id keeps results from being reused by another night.
+    stage again. Ours does not. The flow run's id keeps results from being reused by another night. The type is named
+    in the result: of one that an upgrade has moved to another module, Prefect would return the JSON as it is.
     """
-    subject = _subject_of(parameters)
+    subject, task = _subject_of(parameters), context.task
     attempt = parameters.get("attempt", getattr(subject, "attempt", 0))
-    return f"{context.task_run.flow_run_id}-{context.task.name}-{getattr(subject, 'run_key', 'night')}-a{attempt}"
+    kind = hashlib.sha256(str(inspect.signature(task.fn).return_annotation).encode()).hexdigest()[:8]
+    return f"{context.task_run.flow_run_id}-{task.name}-{getattr(subject, 'run_key', 'night')}-a{attempt}-{kind}"
 
 
 def _subject_of(parameters: dict[str, Any]) -> Any:

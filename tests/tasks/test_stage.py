@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from prefect import Task, flow
+from pydantic import create_model
 
 from nightbridge.errors import InvalidInput, PermanentError, StatusUnknown, TransientError
-from nightbridge.models import RunSpec, Site
+from nightbridge.models import Model, RunSpec, Site
 from nightbridge.slurm.attempt_files import read_waiting
 from nightbridge.tasks import compare, harvest, job, prepare, report
 from nightbridge.tasks.stage import DELAY_VARIABLE, is_transient, stage
@@ -97,6 +98,27 @@ def test_a_retried_flow_run_takes_finished_stages_from_their_results() -> None:
     one()
 
     assert calls == ["first", "flow", "flow"]
+
+
+def test_a_stage_whose_result_is_of_a_class_that_an_upgrade_has_moved_is_done_again() -> None:
+    releases = [create_model("Chosen", __base__=Model, __module__=f"nightbridge.of_{at}", night=str) for at in "ab"]
+    found: list[object] = []
+
+    @flow(retries=1)
+    def one() -> None:
+        kind = releases[len(found)]
+
+        def choose() -> Model:
+            return kind.model_validate({"night": "2026-11-21"})
+
+        choose.__annotations__["return"] = kind
+        found.append(stage("choose")(choose)())
+        if len(found) == 1:
+            raise ValueError("the process dies here, and is started again after the upgrade")
+
+    one()
+
+    assert [type(each) for each in found] == releases
 
 
 def test_what_a_stage_waits_for_stands_in_its_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
