@@ -365,7 +365,7 @@ _OF_SEVERAL = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors", re.ASCII)
 
 
 def _check_exports(files: Iterable[Path]) -> None:
-    """Files of weights name how many there are: all are there, unless an index, which is written last, is beside them."""
+    """Files of weights name how many there are: all are there, or an index, which is written last, is beside them."""
     found: dict[tuple[Path, str], set[int]] = defaultdict(set)
     for path in files:
         if (match := _OF_SEVERAL.fullmatch(path.name)) and not path.with_name(_INDEX).exists():
