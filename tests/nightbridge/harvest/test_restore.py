@@ -21,12 +21,13 @@ from nightbridge.errors import DamagedData, InvalidInput, PermanentError, Transi
 from nightbridge.harvest.manifest import foreign_objects, read_manifest
 from nightbridge.harvest.restore import INCOMPLETE, Product, fetch_run, verify_content, verify_run
 from nightbridge.models import CheckpointState, StoreSettings
-from nightbridge.outputs.checkpoints import TRACKERS
+from nightbridge.outputs.checkpoints import TRACKERS, find_checkpoints
 from nightbridge.store.checksum import PART_SIZE, FileSource, sha256_of_file
 from nightbridge.store.object_store import ObjectStore, open_store
 from nightbridge.store.s3 import S3Store
 from tests.builders import torch_files
 from tests.nightbridge.harvest.left_run import LeftRun, make_run
+from tests.nightbridge.outputs.test_torch_check import TORCH_PYTHON
 from tests.real.s3_proxy import Answer, Request, proxy_to
 from tests.real.s3_servers import S3Server
 
@@ -691,3 +692,57 @@ def test_what_is_no_manifest_is_damage(directory: ObjectStore) -> None:
     directory.put("runs/x/a1/manifest.json", b"not json")
     with pytest.raises(DamagedData, match="not a manifest"):
         read_manifest(directory, "runs/x/a1")
+
+
+SAVE_AS_BRIDGE = """
+import pathlib, shutil, sys, torch, torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+folder, reference = pathlib.Path(sys.argv[1]) / "iter_0000040", sys.argv[2]
+folder.mkdir(parents=True)
+state = {
+    "model.decoder.weight": torch.randn(1024, 1024),
+    "model.decoder.bias": torch.randn(333).bfloat16(),
+    "model.decoder.scale": torch.rand(64).to(torch.float8_e4m3fn),
+    "optimizer.step": torch.tensor(40),
+    "optimizer.empty": torch.zeros(0, 3),
+}
+planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+dcp.save(state, checkpoint_id=folder, planner=planner, no_dist=True)
+torch.save(state, reference)
+torch.save({"iteration": 40}, folder / "common.pt")
+(folder / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
+torch.save({"step": torch.tensor(40)}, folder / "train_state.pt")
+shutil.copy(folder / "train_state.pt", folder.parent / "latest_train_state.pt")
+(folder.parent / "latest_checkpointed_iteration.txt").write_text("40")
+(folder / "run_config.yaml").write_text("checkpoint:\\n  ckpt_format: torch_dist\\n")
+"""
+LOAD_AS_BRIDGE = """
+import pathlib, sys, torch, torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+saved, reference = pathlib.Path(sys.argv[1]), torch.load(sys.argv[2])
+folder = saved / f"iter_{int((saved / 'latest_checkpointed_iteration.txt').read_text()):07d}"
+loaded = {name: torch.zeros_like(tensor) for name, tensor in reference.items()}
+planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+dcp.load(loaded, checkpoint_id=folder, planner=planner, no_dist=True)
+as_bytes = lambda tensor: tensor.contiguous().reshape(-1).view(torch.uint8)
+assert all(torch.equal(as_bytes(loaded[name]), as_bytes(reference[name])) for name in reference)
+assert torch.load(saved / "latest_train_state.pt")["step"] == 40
+"""
+
+
+@pytest.mark.s3
+@pytest.mark.skipif(not TORCH_PYTHON, reason="set NIGHTBRIDGE_TORCH_PYTHON to an interpreter with torch")
+def test_torch_loads_from_a_fetched_checkpoint_every_number_that_it_had_saved(
+    settings_of: Callable[[str], StoreSettings], left: LeftRun, tmp_path: Path
+) -> None:
+    save_dir, reference = left.job_dir / "checkpoints", str(tmp_path / "reference")
+    shutil.rmtree(save_dir)
+    subprocess.run([TORCH_PYTHON, "-c", SAVE_AS_BRIDGE, str(save_dir), reference], check=True)
+    output = left.output.model_copy(update={"checkpoints": find_checkpoints(save_dir)})
+    store = open_store(settings_of("ceph"))
+
+    record = dataclasses.replace(left, output=output).harvest(store)
+    fetch_run(store, record.prefix, tmp_path / "load", only="checkpoint")
+
+    assert [each.state for each in record.checkpoints] == [CheckpointState.VERIFIED]
+    subprocess.run([TORCH_PYTHON, "-c", LOAD_AS_BRIDGE, str(tmp_path / "load"), reference], check=True)
