@@ -240,6 +240,17 @@ def _dispatcher(run: RuleContext) -> Iterator[str]:
         yield f"moe_flex_dispatcher_backend deepep is ignored on {gpu}, with a warning in the job's log; use hybridep"
 
 
+_NARROW = "Transformer Engine: check_recipe_support() in pytorch/quantization.py at 001597e9 (main)"
+
+
+@rule("precision-gpu", _NARROW, (*cmd_args("gpu_type"), "extra_cmd_args"))
+def _precision_gpu(run: RuleContext) -> Iterator[str]:
+    """Below compute capability 10.0 Transformer Engine refuses these types, in the first forward pass of the job."""
+    for key, path, value in overrides_of(run.test) if str(run.args.get("gpu_type")).lower() == "h100" else ():
+        if path == "mixed_precision" and value and re.search("mxfp8|nvfp4", value):
+            yield f"extra_cmd_args: {key!r}: h100 has neither mxfp8 nor nvfp4; use an fp8 or bf16 recipe"
+
+
 _PERF_RECIPES = "Megatron-Bridge: src/megatron/bridge/perf_recipes at the pinned commit"
 _GPUS = re.compile(r"_(\d+)gpu_")
 _FIELDS = cmd_args(

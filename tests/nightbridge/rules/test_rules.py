@@ -45,6 +45,7 @@ PP, MB = "model.pipeline_model_parallel_size", "train.micro_batch_size"
 VP = "model.virtual_pipeline_model_parallel_size"
 NEW_MODULE = {"recompute_modules": "a_new_one"}
 DEEPSEEK = {"model_family_name": "deepseek", "model_recipe_name": "deepseek_v3"}
+MXFP8 = {"mixed_precision": "bf16_with_mxfp8_mixed"}
 HYBRID = {"model_family_name": "nemotronh", "model_recipe_name": "nemotronh_56b"}
 LAYOUT = "pipeline_model_parallel_layout"
 
@@ -183,6 +184,13 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "virtual pipeline = 16; use 16 or 32",
     ),
     ("batch-interleaves", {**FULL, "pp": 4, "gb": 8}, {"extra_cmd_args": {VP: "2"}}, "= 16; use 16"),
+    ("precision-gpu", {"gpu_type": "h100"}, {"extra_cmd_args": MXFP8}, "h100 has neither mxfp8 nor nvfp4"),
+    (
+        "precision-gpu",
+        {"gpu_type": "h100"},
+        {"extra_cmd_args": {"+mixed_precision": "'bf16_with_nvfp4_mixed'"}},
+        "use an fp8 or bf16 recipe",
+    ),
     ("fsdp-sizes", {"use_megatron_fsdp": True, "pp": 2, "vp": 4}, {}, "not pp 2 * vp 4"),
     ("optimizer-instances", {"num_distributed_optimizer_instances": 2}, {}, "needs use_megatron_fsdp = true"),
     ("virtual-pipeline", {"pp": 1, "vp": 2}, {}, "use vp = 1 or pp > 1"),
@@ -442,6 +450,12 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
             "batch-interleaves",
             {**FULL, "pp": 4, "vp": 2, "gb": 24},
             {"extra_cmd_args": {"model.microbatch_group_size_per_vp_stage": "6"}},
+        ),
+        ("precision-gpu", {"gpu_type": "b200"}, {"extra_cmd_args": MXFP8}),
+        (
+            "precision-gpu",
+            {"gpu_type": "h100"},
+            {"extra_cmd_args": {"mixed_precision": "bf16_with_fp8_current_scaling_mixed"}},
         ),
         ("virtual-pipeline", {"vp": 2}, {}),
         ("virtual-pipeline", {**HYBRID, "pp": 2, "vp": 2}, {"version": "main"}),
