@@ -1,7 +1,7 @@
 """Programs of this package on a compute node: how they start there, and how they report their result.
 
 The nodes see the shared file system, and on it the Python that runs here. How a program gets onto a node is the
-caller's (`slurm.node_command` is how); the response is the last line of its stdout, as JSON.
+caller's (`slurm.node_command` is how); the response is the last line of its stdout that has a "failure", as JSON.
 """
 
 import logging
@@ -96,7 +96,8 @@ def read_response(
         PermanentError: It could not start.
         NightbridgeError: It failed.
     """
-    lines = finished.stdout.decode(errors="replace").strip().splitlines()
+    # A site's SrunProlog and SrunEpilog write there as well.
+    lines = [line for line in finished.stdout.decode(errors="replace").splitlines() if '"failure"' in line]
     try:
         given = response.model_validate_json(lines[-1])
     except (IndexError, ValidationError):

@@ -14,6 +14,7 @@ from nightbridge.harvest.manifest import MANIFEST, read_manifest
 from nightbridge.harvest.node_harvest import NodeSecrets, harvest_on_node
 from nightbridge.harvest.restore import verify_run
 from nightbridge.models import ClusterSettings, JobState, SecretRef, StoreSettings
+from nightbridge.node_programs import NodeResponse, SerializedError, read_response
 from nightbridge.processes import Finished
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.node_command import run_on_node
@@ -152,6 +153,15 @@ def test_two_workspaces_that_harvest_the_same_night_do_not_cancel_each_others_jo
 
     assert verify_run(open_store(settings), record.prefix) == []
     assert answers[0].code == 0
+
+
+def test_what_a_site_prints_around_the_answer_of_a_node_is_none() -> None:
+    """SrunProlog and SrunEpilog of slurm.conf write to srun's stdout, as tried with 22.05."""
+    answer = NodeResponse(failure=SerializedError.of(DamagedData("half a checkpoint", subject="run"))).model_dump_json()
+    printed = f"balance:\n1200\n{answer}\nused 3 node-hours\n{{}}\n\n".encode()
+
+    with pytest.raises(DamagedData, match="half a checkpoint"):
+        read_response(Finished(1, printed, ""), NodeResponse, doing="harvest", subject="run", instead="x")
 
 
 @pytest.mark.parametrize(("code", "kind"), [(137, TransientError), (0, TransientError), (1, PermanentError)])
