@@ -250,10 +250,23 @@ _READABLE = re.compile(
 """Values that Hydra's parser takes: texts and numbers, lists and tables of such, casts. A comma makes a sweep."""
 
 
+def _is_closed(text: str) -> bool:
+    """Whether the brackets of a list or table match, the first with the last character, and no item is missing."""
+    if text[:1] not in ("[", "{") or set("\\$") & set(text):  # what is escaped or filled in may be a bracket
+        return True
+    opened = list[str]()
+    for position, letter in enumerate(text, 1):
+        if letter in "[{":
+            opened.append("]" if letter == "[" else "}")
+        elif letter in "]}" and (not opened or opened.pop() != letter or (not opened and position < len(text))):
+            return False
+    return not opened and not re.search(r"[\[{,] *,|, *[\]}]", text)
+
+
 def unreadable(value: str) -> str | None:
     """What in the value of an override Hydra's parser stumbles over; None where it takes the value."""
     if _READABLE.fullmatch(value):
-        return None
+        return None if _is_closed(value.strip()) else value.strip()[0]
     return next((letter for letter in value if not re.fullmatch(rf"[{_PLAIN}]", letter, re.ASCII)), value)
 
 

@@ -45,6 +45,7 @@ PP, MB = "model.pipeline_model_parallel_size", "train.micro_batch_size"
 VP = "model.virtual_pipeline_model_parallel_size"
 NEW_MODULE = {"recompute_modules": "a_new_one"}
 DEEPSEEK = {"model_family_name": "deepseek", "model_recipe_name": "deepseek_v3"}
+RECOMPUTED = "model.recompute_modules"
 MXFP8 = {"mixed_precision": "bf16_with_mxfp8_mixed"}
 HYBRID = {"model_family_name": "nemotronh", "model_recipe_name": "nemotronh_56b"}
 LAYOUT = "pipeline_model_parallel_layout"
@@ -184,6 +185,10 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "virtual pipeline = 16; use 16 or 32",
     ),
     ("batch-interleaves", {**FULL, "pp": 4, "gb": 8}, {"extra_cmd_args": {VP: "2"}}, "= 16; use 16"),
+    ("override-grammar", {}, {"extra_cmd_args": {RECOMPUTED: "[core_attn,mlp"}}, "for '[' in it; write a list as"),
+    ("override-grammar", {}, {"extra_cmd_args": {RECOMPUTED: "[core_attn,]"}}, "cannot read '[core_attn,]'"),
+    ("override-grammar", {}, {"extra_cmd_args": {RECOMPUTED: "[core_attn]]"}}, "cannot read '[core_attn]]'"),
+    ("override-grammar", {}, {"extra_cmd_args": {RECOMPUTED: "[core_attn}"}}, "cannot read '[core_attn}'"),
     ("precision-gpu", {"gpu_type": "h100"}, {"extra_cmd_args": MXFP8}, "h100 has neither mxfp8 nor nvfp4"),
     (
         "precision-gpu",
@@ -451,6 +456,9 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
             {**FULL, "pp": 4, "vp": 2, "gb": 24},
             {"extra_cmd_args": {"model.microbatch_group_size_per_vp_stage": "6"}},
         ),
+        ("override-grammar", {}, {"extra_cmd_args": {RECOMPUTED: "[core_attn,mlp]"}}),
+        ("override-grammar", {}, {"extra_cmd_args": {RECOMPUTED: "[]"}}),
+        ("override-grammar", {}, {"extra_cmd_args": {"model.cp_comm_type": "[[a,{b:1}],{}]"}}),
         ("precision-gpu", {"gpu_type": "b200"}, {"extra_cmd_args": MXFP8}),
         (
             "precision-gpu",
