@@ -199,7 +199,8 @@ def read_attempt(attempt_dir: Path) -> AttemptContext:
     """
     context = _read(AttemptContext, attempt_dir / ATTEMPT_FILE)
     if context is None:
-        raise DamagedData("no such attempt", subject=str(attempt_dir), advice="Start the run again")
+        advice = "Start the run again; where the workspace was moved, leave a link to it at its former path first"
+        raise DamagedData("no such attempt", subject=str(attempt_dir), advice=advice)
     return context
 
 

@@ -17,6 +17,7 @@ from nightbridge.slurm.attempt_files import (
     AttemptContext,
     declare_intent,
     last_attempt,
+    read_attempt,
     read_ended,
     read_submission,
     record_ended,
@@ -103,6 +104,19 @@ def test_a_copy_of_an_attempts_folder_is_no_attempt(site: Site) -> None:
 
     assert numbers(site) == [1]
     assert len(ended_jobs(RUN, site)) == 1
+
+
+def test_an_attempt_of_a_workspace_that_was_moved_is_found_by_a_link_at_its_former_path(tmp_path: Path) -> None:
+    site = Site(workspace=tmp_path / "former")
+    opened = choose_attempt(NO_REQUEST, RUN, site)
+    moved = site.workspace.rename(tmp_path / "moved")
+    (recorded,) = attempts_of(RUN.run_key, moved)
+
+    with pytest.raises(DamagedData, match="a link to it at its former path"):
+        read_attempt(recorded.attempt_dir)
+
+    site.workspace.symlink_to(moved)
+    assert read_attempt(recorded.attempt_dir) == opened
 
 
 GOOD = (Outcome.SUCCEEDED, Outcome.TEARDOWN)
