@@ -433,12 +433,17 @@ def _export(c: ConfigContainer) -> Iterator[str]:
         yield "checkpoint.also_save_hf_checkpoint excludes local non-persistent checkpoints; use global ones"
 
 
-@rule("container-intervals", UNCHECKED, ("checkpoint.save_interval", "dataset.num_workers", "rng.seed"))
-def _intervals(c: ConfigContainer) -> Iterator[str]:
-    """It fails as it seeds its random numbers, at the first save, or in the first worker of the loader."""
+@rule("container-seed", UNCHECKED, ("rng.seed",))
+def _seed(c: ConfigContainer) -> Iterator[str]:
+    """The job asserts a positive one before it seeds its random numbers."""
     seed = c.integer("rng.seed")
     if seed is not None and seed < 1:
         yield f"rng.seed {seed} must be at least 1"
+
+
+@rule("container-intervals", UNCHECKED, ("checkpoint.save_interval", "dataset.num_workers"))
+def _intervals(c: ConfigContainer) -> Iterator[str]:
+    """It fails at the first save, or in the first worker of the loader."""
     interval = c.integer("checkpoint.save_interval")
     if interval is not None and interval < 1:
         yield f"checkpoint.save_interval {interval} must be at least 1; write null to save none"

@@ -146,6 +146,8 @@ BOTH = {"dist.use_megatron_fsdp": "true", "dist.use_torch_fsdp2": "true"}
         ({"version": "main", "extra_cmd_args": BOTH}, [("container-fsdp-choice", "warning")]),
         ({"url": "/my/bridge", "extra_cmd_args": BOTH}, []),
         ({"version": "v0.4.2", "extra_cmd_args": {"dist.use_megatron_fsdp": "true"}}, []),
+        ({"version": "v0.4.2", "extra_cmd_args": {"rng.seed": "0"}}, [("container-seed", "error")]),
+        ({"version": "v0.4.2", "extra_cmd_args": {"rng.seed": "1"}}, []),
         (
             {"version": "v0.4.2", "extra_cmd_args": {"mixed_precision": "bf16_mixed", "mixed_precision.fp8": "hybrid"}},
             [],
