@@ -118,12 +118,17 @@ def make_automations(client: SyncPrefectClient, cluster: str, recipients: Mappin
             yield f"automation {wanted.name}, to {', '.join(recipients)}"
 
 
+_SOME_RUN = "00000000-0000-0000-0000-000000000000"
+
+
 def _body(reported: _Reported) -> str:
     """What it says, with the flow run's address in the UI as this process reaches it: few servers know their own."""
     if reported.is_own:
         return reported.body
-    address = url_for("flow-run", obj_id="{{ flow_run.id }}") or "{{ flow_run|ui_url or '' }}"
-    return f"{reported.body}\n{address}"
+    # Prefect 3.9 quotes what stands in a path, so the template comes in afterwards.
+    address = url_for("flow-run", obj_id=_SOME_RUN)
+    template = address.replace(_SOME_RUN, "{{ flow_run.id }}") if address else "{{ flow_run|ui_url or '' }}"
+    return f"{reported.body}\n{template}"
 
 
 def _trigger(reported: _Reported, cluster: str) -> EventTrigger:
