@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
@@ -186,6 +185,8 @@ def test_a_trial_without_a_pair_is_refused(folder: Path) -> None:
 
 @pytest.fixture
 def _no_server_of_others() -> Iterator[None]:
+    from prefect.server.api.server import SubprocessASGIServer  # seconds of imports, which every worker would have
+
     SubprocessASGIServer().stop()  # there is one for the whole process
     yield
     SubprocessASGIServer().stop()

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
-from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_HOME,
@@ -19,7 +19,6 @@ from prefect.settings import (
 )
 
 from nightbridge.errors import InvalidInput, TransientError
-from nightbridge.flows.embedded_server import EmbeddedServer
 from nightbridge.flows.server import reach_server
 from nightbridge.locking import lease
 from tests.real.prefect_server import make_home
@@ -60,11 +59,22 @@ reach_server()
 
 
 @pytest.fixture(autouse=True)
-def _no_server_of_others() -> Iterator[None]:
+def prefects_own() -> Iterator[type[Any]]:
+    """Prefect's class of such servers, and none is left of others; its import takes seconds, which no other file is to pay."""
+    from prefect.server.api.server import SubprocessASGIServer
+
     SubprocessASGIServer().stop()  # there is one for the whole process
     with temporary_settings({PREFECT_API_URL: None}):
-        yield
+        yield SubprocessASGIServer
     SubprocessASGIServer().stop()
+
+
+@pytest.fixture
+def embedded_server() -> type[Any]:
+    """Ours, which imports Prefect's."""
+    from nightbridge.flows.embedded_server import EmbeddedServer
+
+    return EmbeddedServer
 
 
 @pytest.fixture
@@ -98,7 +108,7 @@ def wait_until(true: Callable[[], object], seconds: float) -> None:
 
 
 def test_it_is_prefects_and_ends_with_a_process_that_is_killed_and_hears_no_signal_of_its_terminal(
-    tmp_path: Path, environment: dict[str, str]
+    tmp_path: Path, environment: dict[str, str], embedded_server: type[Any]
 ) -> None:
     memory = tmp_path / "prefect" / "memo_store.toml"
     believed = memory.read_text()
@@ -115,7 +125,7 @@ def test_it_is_prefects_and_ends_with_a_process_that_is_killed_and_hears_no_sign
     wait_until(lambda: not alive(server), MOMENT)
     assert group == server
     assert (told["PREFECT_SERVER_ANALYTICS_ENABLED"], told["DO_NOT_TRACK"]) == ("false", "1")
-    assert (own["kind"], own["asked"].rstrip("/")) == (EmbeddedServer.__name__, own["url"].rstrip("/"))
+    assert (own["kind"], own["asked"].rstrip("/")) == (embedded_server.__name__, own["url"].rstrip("/"))
     # It looks for no blocks: what is believed is of another database's types, which are not in this one's.
     assert memory.read_text() == believed
 
@@ -139,18 +149,20 @@ def test_a_thread_that_is_left_behind_starts_no_other_one_as_the_process_ends(en
     assert said == "the process is ending\n"
 
 
-def test_one_that_is_already_running_stays() -> None:
-    prefects_own = SubprocessASGIServer()
+def test_one_that_is_already_running_stays(prefects_own: type[Any], embedded_server: type[Any]) -> None:
+    running = prefects_own()
 
-    assert EmbeddedServer() is prefects_own
+    assert embedded_server() is running
 
 
-def test_threads_that_need_one_at_the_same_moment_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_need_one_at_the_same_moment_start_one(
+    monkeypatch: pytest.MonkeyPatch, embedded_server: type[Any]
+) -> None:
     started: list[int] = []
-    server = object.__new__(EmbeddedServer)
-    server.__init__()  # type: ignore[misc]  # not the one that Prefect keeps
-    monkeypatch.setattr(EmbeddedServer, "_run_uvicorn_command", lambda _: started.append(1))
-    monkeypatch.setattr(EmbeddedServer, "_wait_until_healthy", lambda *_: time.sleep(0.2))
+    server = object.__new__(embedded_server)
+    server.__init__()  # not the one that Prefect keeps
+    monkeypatch.setattr(embedded_server, "_run_uvicorn_command", lambda _: started.append(1))
+    monkeypatch.setattr(embedded_server, "_wait_until_healthy", lambda *_: time.sleep(0.2))
     monkeypatch.setattr("nightbridge.flows.embedded_server.atexit.register", lambda _: None)
 
     with ThreadPoolExecutor(3) as threads:
@@ -159,9 +171,11 @@ def test_threads_that_need_one_at_the_same_moment_start_one(monkeypatch: pytest.
     assert (len(started), server.running) == (1, True)
 
 
-def test_processes_start_theirs_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = object.__new__(EmbeddedServer)
-    server.__init__()  # type: ignore[misc]  # not the one that Prefect keeps
+def test_processes_start_theirs_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedded_server: type[Any]
+) -> None:
+    server = object.__new__(embedded_server)
+    server.__init__()  # not the one that Prefect keeps
     monkeypatch.setattr("nightbridge.flows.embedded_server.atexit.register", lambda _: None)
 
     with (
@@ -172,7 +186,9 @@ def test_processes_start_theirs_one_after_the_other(tmp_path: Path, monkeypatch:
         server.start(timeout=1)
 
 
-def test_one_that_cannot_start_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_cannot_start_is_said_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefects_own: type[Any]
+) -> None:
     (tmp_path / "prefect.db").write_bytes(b"no database" * 1000)
     database = f"sqlite+aiosqlite:///{tmp_path}/prefect.db"
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", database)
@@ -182,7 +198,7 @@ def test_one_that_cannot_start_is_said_at_once(tmp_path: Path, monkeypatch: pyte
         reach_server()
 
     assert time.monotonic() - begun < 120
-    assert not SubprocessASGIServer().running
+    assert not prefects_own().running
 
 
 def test_a_home_that_cannot_be_written_is_told_in_seconds_with_the_way_out(environment: dict[str, str]) -> None:
