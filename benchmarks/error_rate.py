@@ -22,8 +22,10 @@ for each series and year, after night 60 and before it, which metrics raised the
 unstable, runs a night, and of planted changes the share found and the night in which half of them were, of all tests
 and of those whose single runs scatter by less than 2 %. Whether a series has two speeds is told by the density of
 20,000 of its runs, which the gate never sees: real runs whose steps fall into two groups make series that do, in every
-kind, and noise may hide a slow mode. With --others the same nights are judged by one golden value, Perfherder's rule
-and Otava as well (`detection.py`), each by the nights' own runs.
+kind, and noise may hide a slow mode. With --saves-once the test saves at its end alone, which no arm does, with --busy
+that share of the saves takes three times as long, and with --only some metrics are all that is judged. With --others
+the same nights are judged by one golden value, Perfherder's rule and Otava as well (`detection.py`), each by the
+nights' own runs.
 """
 
 import argparse
@@ -54,6 +56,7 @@ from benchmarks.detection import (
     wilson_interval,
 )
 from benchmarks.verdict import STEPS, record_of
+from nightbridge.gate import run_verdict
 from nightbridge.gate.control_arm import arm_of
 from nightbridge.gate.run_verdict import compare
 from nightbridge.gate.tonight import Evidence
@@ -69,16 +72,22 @@ from nightbridge.models import (
     Verdict,
     VerdictStatus,
 )
+from nightbridge.models.metrics import METRIC_BY_NAME
 
 SLOW_MODES = {"bimodal": 1.03, "two speeds": 1.10}
 FOUR = ("gaussian", "bad nodes", "node sets", "drift")
 KINDS = (*FOUR, *SLOW_MODES, "autocorrelated", "drift alone", "driver steps", "bad nodes alike")
 CHANGES = {"step +3 %": 4, "step +2 %": 7, "memory +1 %": 3, "loss +1 %": 3, "step +1 %": 14, "teardown +4000 %": 1}
+CHANGES |= {"checkpoint +20 %": 14, "checkpoint +50 %": 3, "checkpoint +100 %": 3}
+BY_DEFAULT = [name for name in CHANGES if not name.startswith(("checkpoint", "step +1 "))]
 """What is planted, and within how many nights it is to be found."""
 
 EARLY, YEAR, FOUND_WITHIN = 60, 365, 14
 PLACES = 40
 """Allocations of a night: its own run's, and one for each re-run or pair."""
+BUSY_TIMES = 3.0
+"""How many times as long a save takes on a busy file system."""
+
 QUIET = np.exp(0.003 * np.random.default_rng(0).standard_normal(40))
 """The steps of the canary, as steady as people choose one."""
 
@@ -218,6 +227,23 @@ def record_at(
     return template.model_copy(update=fields)
 
 
+class Saving(NamedTuple):
+    """Whether a test saves once, at the end, which arms do not, and the share of its saves on a busy file system."""
+
+    once: bool = False
+    busy: float = 0.0
+
+    def time(self, arm: Arm | None, seconds: float | None, draw: float) -> float | None:
+        """What a run takes for a save that is else so long. `draw`: uniform, from 0 to 1."""
+        if seconds is None or (arm and self.once):
+            return None
+        return seconds * (BUSY_TIMES if draw < self.busy else 1.0)
+
+
+OFTEN = Saving()
+"""As most tests of the benchmark: `save_interval` is written, and arms save as well."""
+
+
 class Simulation(NamedTuple):
     """One simulated test: its nights, the noise of its steps, its policy, and what is planted from night 60 on."""
 
@@ -227,6 +253,7 @@ class Simulation(NamedTuple):
     seed: tuple[int, ...]
     what: str
     factor: float
+    saving: Saving = OFTEN
 
     def run(self, number: int, repeat: int = 0, verdict: Verdict | None = None) -> RunRecord:
         """A run of a night: its own, or the further one of that number that a verdict requests."""
@@ -239,8 +266,9 @@ class Simulation(NamedTuple):
         speed = self.simulated.speed(number, place, rng) * worse.get("step", 1.0)
         others = (worse.get(name, 1.0) for name in ("memory", "loss", "teardown"))
         summary = summary_of(rng, self.residual, speed, *others)
-        if arm:
-            summary = summary.model_copy(update={"teardown_time": None})
+        slow = (summary.checkpoint_time or 0.0) * worse.get("checkpoint", 1.0)
+        update = {"checkpoint_time": self.saving.time(arm, slow, float(rng.random()))}
+        summary = summary.model_copy(update=update | ({"teardown_time": None} if arm else {}))
         return record_at(self.template, number, self.simulated.nodes[number], summary, arm, repeat)
 
     @property
@@ -276,7 +304,13 @@ def number_of(night: str) -> int:
 
 
 def make_simulation(
-    kind: str, change: str, nights: int, noise: Sequence[Array], gate: GatePolicy, seed: Seed
+    kind: str,
+    change: str,
+    nights: int,
+    noise: Sequence[Array],
+    gate: GatePolicy,
+    seed: Seed,
+    saving: Saving = OFTEN,
 ) -> Simulation:
     rng = np.random.default_rng(seed)
     residual = noise[int(rng.integers(len(noise)))]
@@ -285,13 +319,18 @@ def make_simulation(
     factor = 1 + float(size.rstrip(" %")) / 100 if change else 1.0
     template = record_of(1, 0, Summary())
     test = template.spec.test.model_copy(update={"gate": gate})
+    if saving.once:
+        arguments = {name: value for name, value in test.cmd_args.items() if name != "save_interval"}
+        test = test.model_copy(update={"cmd_args": arguments})
     template = template.model_copy(update={"spec": template.spec.model_copy(update={"test": test})})
-    return Simulation(template, simulated, residual, seed, what, factor)
+    return Simulation(template, simulated, residual, seed, what, factor, saving)
 
 
-def run_series(kind: str, change: str, nights: int, noise: Sequence[Array], gate: GatePolicy, seed: Seed) -> Tally:
+def run_series(
+    kind: str, change: str, nights: int, noise: Sequence[Array], gate: GatePolicy, seed: Seed, saving: Saving = OFTEN
+) -> Tally:
     """One test over so many nights, with a change from night 60 on where one is named."""
-    test = make_simulation(kind, change, nights, noise, gate, seed)
+    test = make_simulation(kind, change, nights, noise, gate, seed, saving)
     quiet = np.random.default_rng((*seed, 1))
     rows: list[HistoryRow] = []
     canary: list[HistoryRow] = []
@@ -352,10 +391,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--series", type=int, default=20, help="series without a change, per kind")
     parser.add_argument("--steps", type=int, default=20, help="series with a planted change, per kind and change")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
-    parser.add_argument("--changes", nargs="*", default=[name for name in CHANGES if name != "step +1 %"])
+    parser.add_argument("--changes", nargs="*", default=BY_DEFAULT)
     parser.add_argument("--nights", type=int, default=YEAR + EARLY)
     parser.add_argument("--control", default="on_suspicion", choices=get_args(ControlMode))
     parser.add_argument("--pairs", type=int, default=1)
+    parser.add_argument("--saves-once", action="store_true", help="the test saves at its end, and its arms do not")
+    parser.add_argument("--busy", type=float, default=0.0, help="share of saves that take three times as long")
+    parser.add_argument("--only", nargs="+", help="these metrics are all that is judged, in a tenth of the time")
     parser.add_argument("--others", action="store_true", help="judge the same nights by other methods as well")
     parser.add_argument("--otava", help="a Python that has apache-otava")
     parser.add_argument("--seed", type=int, default=990018)
@@ -364,7 +406,10 @@ def main(arguments: Sequence[str]) -> None:
     noise = read_noise(given.noise) if given.noise else synthetic_noise(500, 7)
     gate = GatePolicy(control=given.control, pairs=given.pairs)
     print(f"noise of {len(noise)} runs, seed {given.seed}, {given.series} series of {given.nights} nights of each kind")
-    series: dict[str, Callable[..., Tally]] = {f"control {given.control}": run_series}
+    if given.only:
+        run_verdict.METRICS = tuple(METRIC_BY_NAME[name] for name in given.only)  # type: ignore[attr-defined]
+    by_gate = partial(run_series, saving=Saving(given.saves_once, given.busy))
+    series: dict[str, Callable[..., Tally]] = {f"control {given.control}": by_gate}
     if given.others:
         series |= {"golden, 5 %": partial(judge_by, golden), "Perfherder": partial(judge_by, perfherder)}
     if given.otava:

@@ -10,8 +10,12 @@ A suspicious result is proven before it is believed: the last good point runs be
 the difference decides (`control`). Without such a point, or with `control = "off"`, tonight's runs are repeated. All of
 a night worse than the band: confirmed. Most of them not: the first was a single bad run, which is reported and raises
 no alert. Most of them, but not all: unstable. Runs that disagree are repeated once more before that verdict.
+
+What no arm measures, such as the time of a checkpoint that is saved once at the end, no further run confirms: there the
+nights before do (`_with_nights_before`).
 """
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,11 +34,20 @@ from nightbridge.gate.decisions import in_force, is_accepted, passed_by_ended
 from nightbridge.gate.nodes import MIN_NIGHTS
 from nightbridge.gate.tonight import MetricSeries, Tonight, ratio
 from nightbridge.gate.trend import NewLevel, first_night, is_back, lasting_improvement, ongoing_regression, was_left
-from nightbridge.history.nightly_values import Agreement, Band, agreement_of, band_of, fixed_band, strays_of
+from nightbridge.history.nightly_values import (
+    NIGHTS_THAT_CONFIRM,
+    Agreement,
+    Band,
+    agreement_of,
+    band_of,
+    fixed_band,
+    strays_of,
+    worse_nights,
+)
 from nightbridge.history.rows import measured
 from nightbridge.models import Comparison, ComparisonStatus, GatePolicy, Limits, RunSpec, TestDefinition, VerdictStatus
-from nightbridge.models.metrics import Metric
-from nightbridge.numbers import format_change, format_percent, format_value
+from nightbridge.models.metrics import METRIC_BY_NAME, Metric
+from nightbridge.numbers import format_change, format_count, format_percent, format_value
 
 if TYPE_CHECKING:
     from nightbridge.history.changepoints import ChangePoint
@@ -47,6 +60,9 @@ CHANGED_WORDS: dict[ComparisonStatus, str] = {
 
 UNKNOWN_NODES = 0.08
 """By how much nodes may be apart that too few nights ran on, where all the others ran on known ones."""
+
+AT_ONCE = METRIC_BY_NAME["teardown_time"].band
+"""What is worse by more than this, relative, hangs: one night is enough, as of the time after the last step."""
 
 
 class MetricResult(NamedTuple):
@@ -139,13 +155,16 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
     )
     explained = ratio(statistics.median(series.runs), steady[-1])
     alone = _compare_runs(series, explained, band)
+    no_arm_has_it = tonight.control is not None and not arms_have(metric, tonight.record.spec.test)
+    if no_arm_has_it and not metric.own_run_only:
+        alone = _with_nights_before(alone, series, band, good)
     back = None if alone.comparison.change is None else moved_back(metric, tonight.nights, alone.comparison.change)
     if back is not None:
         found = compare_metric(metric, tonight.with_move(metric.name, back))
         return found and found._replace(moved=back if found.moved is None else found.moved)
     result = _with_ongoing(_with_parity(_with_limits(alone, series), series), series, band)
     result = _with_numerics(result, series)
-    if tonight.control and not arms_have(metric, tonight.record.spec.test):
+    if no_arm_has_it:
         return result._replace(reruns=0)
     if result.absolute or alone.comparison.change is None or result.comparison.status == "suspicious":
         return result
@@ -226,6 +245,44 @@ def _compare_runs(series: MetricSeries, explained: float, band: Band) -> MetricR
         first = format_value(runs[0], metric.unit)
         reason = f"{metric.label} was out of its band {counted} of this night, the first at {first}: no regression"
     return MetricResult(comparison, reason, agreement, reruns_wanted(agreement, gate))
+
+
+def _with_nights_before(result: MetricResult, series: MetricSeries, band: Band, good: Sequence[int]) -> MetricResult:
+    """The same, a regression where the nights before confirm it, where last night's stands, or far beyond chance.
+
+    Args:
+        result: What tonight's runs say.
+        series: The metric's.
+        band: Of the good nights.
+        good: Places of the good nights among those before, oldest first.
+    """
+    metric, comparison, nights = series.metric, result.comparison, series.tonight.nights
+    excess = (comparison.change or 0.0) * (1 if metric.lower_is_better else -1)
+    last = nights[-2].own
+    is_bad = metric.name in last.worse
+    is_bad &= not is_accepted(series.tonight.evidence.decisions, metric.name, last.order)
+    stood = [*itertools.takewhile(lambda night: metric.name in night.own.worse, nights[-2::-1])] if is_bad else []
+    width = band._replace(width=comparison.threshold)
+    lasting = worse_nights(metric, series.gate, series.steady, good, width)
+    if lasting or (stood and excess >= abs(last.worse[metric.name]) / 2):
+        begun = worse_nights(metric, series.gate, series.steady[: len(nights) - len(stood)], good, width)
+        since = nights[begun.first if begun else len(nights) - 1 - len(stood)].own.night
+        reason = result.reason or f"{metric.label} is worse as last night, {format_change(comparison.change)}"
+        update: dict[str, object] = {"status": "regressed", "since": since}
+        if lasting:
+            update |= {"baseline": lasting.reference, "change": lasting.change}
+            level, reference = (format_value(one, metric.unit) for one in (lasting.level, lasting.reference))
+            reason = f"{metric.label} regressed by {format_change(lasting.change)} since {since}: {level} against "
+            reason += f"{reference} before, the median of {NIGHTS_THAT_CONFIRM} nights"
+        worse = comparison.model_copy(update=update)
+        return MetricResult(worse, reason, proven=format_count(NIGHTS_THAT_CONFIRM, "night"))
+    if comparison.status != "regressed" or excess > AT_ONCE:
+        return result
+    reason = f"{metric.label} was out of its band in this night, at {format_value(series.runs[0], metric.unit)}"
+    return result._replace(
+        comparison=comparison.model_copy(update={"status": "passed"}),
+        reason=f"{reason}: no regression, unless {NIGHTS_THAT_CONFIRM} nights in a row are worse",
+    )
 
 
 def _unproven(series: MetricSeries, band: Band) -> float:

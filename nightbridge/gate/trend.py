@@ -7,7 +7,8 @@ steadiest one is taken. Users' decisions about a change (`decisions`) are shown 
 The nights before also tell what of a verdict is news: a fault that stands since a week is none, its end is. And the
 night in which a verdict says "regressed" need not be the one in which it began: a small change is sure only after some
 nights. Where the history has a change point that began the present level of a metric that regressed, its range of start
-nights counts; else the last good run and the first bad one after it (`suspect_nights`).
+nights counts; else the last good run and the first bad one after it, of those that show it together the first
+(`suspect_nights`).
 """
 
 import itertools
@@ -389,11 +390,12 @@ def suspect_nights(
     if change is not None:
         by_night = {row.night: row for row in nights}
         return by_night[change.last_night_before], by_night[change.latest_night]
-    good = good_runs_before(verdict.night, nights)
+    begun = min((item.since for item in verdict.comparisons if item.metric in regressed and item.since), default="")
+    good = good_runs_before(begun or verdict.night, nights)
     if not good:
         return None
-    bad = (row for row in nights if row.night > good[-1].night and row.verdict is verdict.status)
-    return good[-1], next(bad, nights[-1])
+    after = (row for row in nights if row.night > good[-1].night)
+    return good[-1], next((row for row in after if row.verdict is verdict.status or row.night == begun), nights[-1])
 
 
 def trends_with_commits(found: Sequence[Trend], commits_between: CommitsBetween) -> tuple[Trend, ...]:

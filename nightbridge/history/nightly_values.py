@@ -205,6 +205,16 @@ NEAR, BY_CHANCE = 3, 2.0
 TOO_NOISY = 3.0
 NOISE_NIGHTS = 28
 
+NIGHTS_THAT_CONFIRM = 3
+"""So many nights in a row confirm what no arm measures: as many as a night has runs with its pair."""
+
+NIGHTS_BEFORE = 14
+"""Good nights that they are compared with."""
+
+MEDIAN_SHARE, EACH_SHARE = 0.7, 0.4
+"""How much of the band the median of these nights is away, and each of them. A busy file system makes a single night
+several times as long; that each of three is off by a little and most by more is seldom chance (`error_rate.py`)."""
+
 
 class Band(NamedTuple):
     """What a night is compared with: a reference in the metric's unit, and how far from it is no news (a share)."""
@@ -292,6 +302,46 @@ def strays_of(metric: Metric, band: Band, singles: Sequence[float | None]) -> fl
     known = [value for value in singles[-NOISE_NIGHTS:] if value is not None]
     worse = sum(band.side(value) * (1 if metric.lower_is_better else -1) > 0 for value in known)
     return (1 + worse) / (2 + len(known))
+
+
+class WorseNights(NamedTuple):
+    """Nights in a row that are worse: the place of the first, their median, and that of the good nights before them."""
+
+    first: int
+    level: float
+    reference: float
+
+    @property
+    def change(self) -> float:
+        """Relative, signed."""
+        return (self.level - self.reference) / abs(self.reference) if self.reference else 0.0
+
+
+def worse_nights(
+    metric: Metric, gate: GatePolicy, values: Sequence[float | None], good: Sequence[int], band: Band
+) -> WorseNights | None:
+    """The last nights, where they together are worse than the good ones before them; None where they are not.
+
+    Their median is so by `MEDIAN_SHARE` of the band, by all of it while there is little history; each by `EACH_SHARE`.
+
+    Args:
+        metric: The metric.
+        gate: The test's policy.
+        values: One per night, oldest first, tonight's last.
+        good: Places of the good nights, oldest first.
+        band: Of a single night.
+    """
+    last = [(at, value) for at, value in enumerate(values) if value is not None][-NIGHTS_THAT_CONFIRM:]
+    before = [value for at in good if at < last[0][0] and (value := values[at]) is not None][-NIGHTS_BEFORE:]
+    if not before or len(last) < NIGHTS_THAT_CONFIRM:
+        return None
+    found = WorseNights(last[0][0], statistics.median(value for _at, value in last), statistics.median(before))
+    least = min(metric.least(gate.least_change), metric.threshold(gate))
+    share = MEDIAN_SHARE if len(before) >= gate.cold_start else 1.0
+    side = 1 if metric.lower_is_better else -1
+    far = band._replace(reference=found.reference, width=max(least, share * band.width))
+    near = far._replace(width=EACH_SHARE * band.width)
+    return found if far.side(found.level) == side and all(near.side(value) == side for _at, value in last) else None
 
 
 def fixed_band(metric: Metric, gate: GatePolicy, values: Sequence[float]) -> Band:

@@ -52,6 +52,7 @@ class Comparison(Model):
     threshold: float
     status: ComparisonStatus
     by_itself: bool = Field(False, description="Whether it breaks a floor or ceiling, which no decision excuses.")
+    since: str = Field("", description="First night of those that show it together; empty where one night does.")
     golden: float | None = Field(None, description="The golden values' own, over the same steps; None without any.")
 
 
