@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import resource
 import sys
 from typing import Any
@@ -27,6 +28,8 @@ NO_VALUES = (None, 0, 0xFFFFFFFE)
 LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK")
 """The resource limits that sbatch hands on; the node keeps to slurm.conf's PropagateResourceLimits."""
 
+OUTPUT_OF_AN_ATTEMPT = re.compile(r"/runs/([^/]+)/(a[1-9][0-9]*)/")
+
 
 def _text(value: Any) -> str:
     return "" if value is None else str(value)
@@ -37,17 +40,26 @@ def _number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+def _name(job: Any) -> str:
+    """The job's name, and the attempt's where its output is there: a plugin of the site may have made another of it.
+
+    slurmctld knows of no script that pyslurm submitted, and accounting of no output.
+    """
+    found = OUTPUT_OF_AN_ATTEMPT.search(_text(getattr(job, "standard_output", None)))
+    return "-".join(found.groups()) if found else _text(job.name)
+
+
 def _wanted(job: Any, ids: list[int], name: str, uid: int) -> bool:
     # Tasks of an array and later components of a heterogeneous job are parts of a job.
     if job.array_task_id is not None or job.heterogeneous_offset not in NO_VALUES:
         return False
-    return job.id in ids if ids else bool(job.name == name and job.user_id == uid)
+    return job.id in ids if ids else bool(_name(job) == name and job.user_id == uid)
 
 
 def _row(job: Any, nodes: Any) -> dict[str, Any]:
     return {
         "job_id": job.id,
-        "name": _text(job.name),
+        "name": _name(job),
         "state": _text(job.state),
         "reason": _text(job.state_reason),
         "exit_code": _number(job.exit_code),
