@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from prefect import Task
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.context import TaskRunContext
+from prefect.context import TagsContext, TaskRunContext
 from prefect.tasks import exponential_backoff
 
 from nightbridge.errors import InvalidInput, TransientError
@@ -48,6 +48,19 @@ def first_delay() -> float:
             "not a number of seconds", subject=f"{DELAY_VARIABLE}={text}", advice="Give 0 to 3600, or unset it"
         )
     return seconds
+
+
+class Stage(Task[P, R]):
+    """A Prefect task without the tags of its flow run.
+
+    Before each task run Prefect asks its server for a slot of the limits of its tags, though there are none: a third of
+    a night's requests, and one that a busy server refuses (503) ends the flow run.
+    """
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # type: ignore[override]  # takes no option of a call
+        """Run the stage; raise its error."""
+        with TagsContext(current_tags=set()):
+            return super().__call__(*args, **kwargs)
 
 
 def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
@@ -125,7 +138,7 @@ def stage(
                 lambda: _tried(lambda: function(*arguments, **named)), waits_for, first_delay=first_delay(), note=note
             )
 
-        return Task(
+        return Stage(
             unless_interrupted,
             name=name,
             task_run_name=name,

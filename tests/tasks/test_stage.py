@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect import Task, flow
+from prefect import Task, flow, tags
+from prefect.context import FlowRunContext, TaskRunContext
 from pydantic import create_model
 
 from nightbridge.errors import InvalidInput, PermanentError, StatusUnknown, TransientError
@@ -36,6 +37,24 @@ def test_every_stage_retries_transient_errors_only_and_keeps_its_result(task: Ta
     assert task.retry_jitter_factor
     assert task.retry_delay_seconds == sorted(task.retry_delay_seconds)
     assert task.persist_result
+
+
+def test_a_stage_has_no_tags_of_which_prefect_would_ask_for_limits() -> None:
+    found: list[object] = []
+
+    @stage("look")
+    def look() -> None:
+        found.append((context := TaskRunContext.get()) and context.task_run.tags)
+
+    @flow
+    def one() -> None:
+        found.append((context := FlowRunContext.get()) and context.flow_run and context.flow_run.tags)
+        look()
+
+    with tags("test:qwen3"):
+        one()
+
+    assert found == [["test:qwen3"], []]
 
 
 def failing(errors: list[Exception]) -> list[str]:
