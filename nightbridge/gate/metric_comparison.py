@@ -258,15 +258,17 @@ def _with_nights_before(result: MetricResult, series: MetricSeries, band: Band, 
     """
     metric, comparison, nights = series.metric, result.comparison, series.tonight.nights
     excess = (comparison.change or 0.0) * (1 if metric.lower_is_better else -1)
-    last = nights[-2].own
-    is_bad = metric.name in last.worse
-    is_bad &= not is_accepted(series.tonight.evidence.decisions, metric.name, last.order)
-    stood = [*itertools.takewhile(lambda night: metric.name in night.own.worse, nights[-2::-1])] if is_bad else []
+    name, decisions = metric.name, series.tonight.evidence.decisions
+    bad = (name in night.own.worse and not is_accepted(decisions, name, night.own.order) for night in nights[-2::-1])
+    first = len(nights) - 1 - len([*itertools.takewhile(bool, bad)])
     width = band._replace(width=comparison.threshold)
     lasting = worse_nights(metric, series.gate, series.steady, good, width)
-    if lasting or (stood and excess >= abs(last.worse[metric.name]) / 2):
-        begun = worse_nights(metric, series.gate, series.steady[: len(nights) - len(stood)], good, width)
-        since = nights[begun.first if begun else len(nights) - 1 - len(stood)].own.night
+    begun = worse_nights(metric, series.gate, series.steady[: first + 1], good, width)
+    # What a ceiling alone called worse is no level, and a night within it is good again.
+    stood = abs(nights[-2].own.worse[name]) if first < len(nights) - 1 else 0.0
+    stands = stood and (begun or abs(nights[first].own.worse[name]) > AT_ONCE) and excess >= stood / 2
+    if lasting or stands:
+        since = nights[begun.first if begun else first].own.night
         reason = result.reason or f"{metric.label} is worse as last night, {format_change(comparison.change)}"
         update: dict[str, object] = {"status": "regressed", "since": since}
         if lasting:

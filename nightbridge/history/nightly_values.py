@@ -322,7 +322,8 @@ def worse_nights(
 ) -> WorseNights | None:
     """The last nights, where they together are worse than the good ones before them; None where they are not.
 
-    Their median is so by `MEDIAN_SHARE` of the band, by all of it while there is little history; each by `EACH_SHARE`.
+    Their median is so by `MEDIAN_SHARE` of the band, by all of it while there is little history; each by `EACH_SHARE`;
+    and the last one by all of it, or half as much as their median, so that a night that is back ends them.
 
     Args:
         metric: The metric.
@@ -332,8 +333,10 @@ def worse_nights(
         band: Of a single night.
     """
     last = [(at, value) for at, value in enumerate(values) if value is not None][-NIGHTS_THAT_CONFIRM:]
+    if len(last) < NIGHTS_THAT_CONFIRM:
+        return None
     before = [value for at in good if at < last[0][0] and (value := values[at]) is not None][-NIGHTS_BEFORE:]
-    if not before or len(last) < NIGHTS_THAT_CONFIRM:
+    if not before:
         return None
     found = WorseNights(last[0][0], statistics.median(value for _at, value in last), statistics.median(before))
     least = min(metric.least(gate.least_change), metric.threshold(gate))
@@ -341,7 +344,9 @@ def worse_nights(
     side = 1 if metric.lower_is_better else -1
     far = band._replace(reference=found.reference, width=max(least, share * band.width))
     near = far._replace(width=EACH_SHARE * band.width)
-    return found if far.side(found.level) == side and all(near.side(value) == side for _at, value in last) else None
+    nearest = far._replace(width=min(band.width, abs(found.change) / 2))
+    is_worse = far.side(found.level) == nearest.side(last[-1][1]) == side
+    return found if is_worse and all(near.side(value) == side for _at, value in last) else None
 
 
 def fixed_band(metric: Metric, gate: GatePolicy, values: Sequence[float]) -> Band:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from nightbridge.gate.control_arm import (
     weigh,
     weigh_strays,
 )
-from nightbridge.gate.decisions import DecisionKind
+from nightbridge.gate.decisions import Decision, DecisionKind
 from nightbridge.gate.run_verdict import compare
 from nightbridge.gate.stored_verdicts import judge_and_record
 from nightbridge.gate.tonight import Evidence
@@ -482,9 +483,14 @@ def test_arms_that_save_no_checkpoint_need_no_time_of_one(metric: MetricName) ->
         ((90, 30, 91, 31, 95, 30), (0, 0, 0, 0, 0, 0)),
         ((90, 91, 31, 30, 29, 30), (0, 0, 0, 0, 0, 0)),
         ((33, 34, 32, 33, 34, 33), (0, 0, 0, 0, 0, 0)),
+        ((90, 91, 34, 30), (0, 0, 0, 0)),
         ((300, 310, 30), (1, 1, 0)),
+        ((300, 310, 34, 32), (1, 1, 0, 0)),
     ],
-    ids=["slower, and repaired", "by half", "busy nights", "two busy nights", "a tenth", "ten times as long"],
+    ids=[
+        *("slower, and repaired", "by half", "busy nights", "two busy nights", "a tenth"),
+        *("two busy nights, and an ordinary one", "ten times as long", "ten times as long, and an ordinary one"),
+    ],
 )
 def test_slow_checkpoints_that_no_arm_saves_are_proven_by_three_nights(
     seconds: Sequence[float], regressed: Sequence[int]
@@ -507,22 +513,47 @@ def test_three_slow_nights_name_what_changed_before_the_first_of_them() -> None:
     assert [row.night for row in suspect_nights(standing, later) or ()] == ["2026-11-10", "2026-11-11"]
 
 
-def _saved_once(seconds: Sequence[float]) -> list[tuple[Verdict, list[HistoryRow]]]:
-    """The verdicts on nights from 10 November on of a test that saves at its end, with the rows of each and before."""
+def test_a_night_within_its_ceiling_is_good_after_one_beyond_it() -> None:
+    found = _saved_once((41, 39.6, 38), GatePolicy(limits={"checkpoint_time": Limits(max=40)}), times=1.2)
+
+    assert [verdict.status.value for verdict, _rows in found] == ["regressed", "passed", "passed"]
+
+
+def test_what_was_worse_before_a_level_was_accepted_does_not_stand() -> None:
+    about = {"kind": "baseline", "since": "2026-11-13", "night": "2026-11-13", "metrics": ("checkpoint_time",)}
+    accepted = make_decision("llama3-8b").model_copy(update=about)
+    found = _saved_once((300, 310, 305, 300, 3000, 3100, 3000), decisions={"2026-11-13": accepted})
+
+    assert [verdict.status.value for verdict, _rows in found] == ["regressed"] * 7
+    assert {verdict.comparisons[-1].since for verdict, _rows in found[5:]} == {"2026-11-14"}
+
+
+def _saved_once(
+    seconds: Sequence[float],
+    gate: GatePolicy | None = None,
+    times: float = 1.0,
+    decisions: Mapping[str, Decision] = MappingProxyType({}),
+) -> list[tuple[Verdict, list[HistoryRow]]]:
+    """The verdicts on nights from 10 November on of a test that saves at its end, with the rows of each and before.
+
+    The usual save takes `times` 30 seconds; the decisions are known from the night after theirs on.
+    """
 
     def saving(record: RunRecord, time: float) -> RunRecord:
         return record.model_copy(update={"summary": record.summary.model_copy(update={"checkpoint_time": time})})
 
+    gate = gate or GatePolicy()
     usual = (30, 28, 33, 31, 27, 30, 32, 29, 31)
     rows = [
         row_of(record, None).model_copy(update={"verdict": VerdictStatus.PASSED, "prefix": f"runs/{day}"})
         for day, time in enumerate(usual, 1)
-        for record in [saving(run(1.0, f"2026-11-{day:02}", GatePolicy()), time)]
+        for record in [saving(run(1.0, f"2026-11-{day:02}", gate), times * time)]
     ]
     found = []
     for day, time in enumerate(seconds, 10):
-        record = saving(run(1.0, f"2026-11-{day}", GatePolicy()), time)
-        verdict = compare(record, rows)
+        record = saving(run(1.0, f"2026-11-{day}", gate), time)
+        known = tuple(decision for night, decision in decisions.items() if night < record.spec.night)
+        verdict = compare(record, rows, Evidence(decisions=known))
         rows = [*rows, row_of(record, verdict)]
         found.append((verdict, rows))
     return found
