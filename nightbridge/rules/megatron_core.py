@@ -160,11 +160,11 @@ def _batch_divides(run: RuleContext) -> Iterator[str]:
 def _batch_interleaves(run: RuleContext) -> Iterator[str]:
     """A virtual pipeline takes micro batches in groups of its stages, and its first step fails where some are left."""
     sizes = run.layout(*PARALLEL, "vp")
-    is_grouped = any(path.endswith("microbatch_group_size_per_vp_stage") for _, path, _ in overrides_of(run.test))
-    if len(sizes) <= len(PARALLEL) or is_grouped or run.args.get("use_recipes") or run.overridden("gb"):
+    names = {path.rpartition(".")[2] for _, path, _ in overrides_of(run.test)}  # a batch that grows may never be whole
+    if names & {"microbatch_group_size_per_vp_stage", "rampup_batch_size"} or run.args.get("use_recipes"):
         return
-    if min(sizes["vp"], sizes["pp"]) > 1 and not any(_uneven_batch(run)):
-        yield from _uneven_batch(run, sizes["pp"])
+    if len(sizes) > len(PARALLEL) and not run.overridden("gb") and min(sizes["vp"], sizes["pp"]) > 1:
+        yield from () if any(_uneven_batch(run)) else _uneven_batch(run, sizes["pp"])
 
 
 @rule("batch-override-divides", _LAUNCHER, _BATCH, "warning")

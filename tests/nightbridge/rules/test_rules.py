@@ -456,6 +456,11 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
             {**FULL, "pp": 4, "vp": 2, "gb": 24},
             {"extra_cmd_args": {"model.microbatch_group_size_per_vp_stage": "6"}},
         ),
+        (
+            "batch-interleaves",
+            {**FULL, "pp": 4, "vp": 2, "gb": 24},
+            {"extra_cmd_args": {"train.rampup_batch_size": "[16,8,1000000]"}},
+        ),
         ("override-grammar", {}, {"extra_cmd_args": {RECOMPUTED: "[core_attn,mlp]"}}),
         ("override-grammar", {}, {"extra_cmd_args": {RECOMPUTED: "[]"}}),
         ("override-grammar", {}, {"extra_cmd_args": {"model.cp_comm_type": "[[a,{b:1}],{}]"}}),
