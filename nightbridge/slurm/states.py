@@ -407,13 +407,14 @@ def live_jobs(name: str, lookup: Lookup, states: Callable[[Sequence[int]], Mappi
     Accounting goes on calling a job alive that slurmctld has lost, and another job may have got its id since. One that
     slurmctld has just listed lives on where `states` has no answer: it may be away by now, and accounting behind.
     """
-    found = [job.job_id for job in lookup.jobs if job.state not in TERMINAL]
-    now = states(found) if found else {}
+    found = {job.job_id: job for job in lookup.jobs if job.state not in TERMINAL}
+    now = states([*found]) if found else {}
     listed = lookup.queued.difference(now)
     return [
         job_id
-        for job_id in found
-        if job_id in listed or ((status := now.get(job_id)) and status.name == name and status.state not in TERMINAL)
+        for job_id, job in found.items()
+        if job_id in listed
+        or ((status := now.get(job_id)) and _is_same_job(status, job) and status.state not in TERMINAL)
     ]
 
 

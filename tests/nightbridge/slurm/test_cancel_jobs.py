@@ -51,6 +51,11 @@ class Slurm(CommandLineCluster):
             if answer is not None:
                 (self.folder / file).write_text("".join(f"{row}\n" for row in (rows[file] or {}).values()))
 
+    def submit_another_day(self) -> None:
+        """Let squeue's jobs be others than those of the same ids that sacct reports."""
+        listing = self.folder / "squeue.txt"
+        listing.write_text(listing.read_text().replace("2026-11-21T", "2026-11-22T"))
+
     def script_of(self, job_id: int) -> Path | None:
         return self.scripts.get(job_id)
 
@@ -111,6 +116,19 @@ def test_a_job_whose_name_the_site_has_changed_is_cancelled(
 
     assert found.jobs == ((KEYS[0], 100),)
     assert slurm.cancelled == [100]
+
+
+def test_a_job_whose_name_the_site_has_changed_is_cancelled_where_only_accounting_answers_the_second_time(
+    slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
+) -> None:
+    name = f"acct_{KEYS[0]}"
+    slurm.say(live={100: f"{name}\t{attempts[0].attempt_dir}/job.sh"}, past={100: name})
+    squeue = slurm.folder / "squeue"
+    squeue.write_text(squeue.read_text().replace("cat", 'case "$*" in *--jobs=*) false;; *) true;; esac && cat'))
+
+    found = cancel_jobs(KEYS[:1], tmp_path, slurm)
+
+    assert (found.jobs, slurm.cancelled) == (((KEYS[0], 100),), [100])
 
 
 @pytest.mark.parametrize(("live", "past"), [(None, None), ({}, None), (None, {})])
@@ -254,6 +272,7 @@ def test_the_job_of_somebody_else_who_got_the_id_is_left_alone(
     slurm: Slurm, attempts: list[AttemptContext], tmp_path: Path
 ) -> None:
     slurm.say(live={100: "of-another-program"}, past={100: attempts[0].name})
+    slurm.submit_another_day()
 
     found = cancel_jobs(KEYS[:1], tmp_path, slurm)
 
@@ -266,6 +285,7 @@ def test_a_program_on_a_node_that_slurm_has_lost_costs_nobody_else_the_job_that_
     (slurm.folder / "srun").write_text("#!/bin/sh\necho done\n")
     (slurm.folder / "srun").chmod(0o755)
     slurm.say(live={100: "of-another-program"}, past={100: "harvest"})
+    slurm.submit_another_day()
 
     finished = run_on_node(slurm.settings, "harvest", ["true"], environment={}, timeout=60)
 
