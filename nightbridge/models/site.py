@@ -109,7 +109,7 @@ class ClusterSettings(Model):
         None, description="Local cluster only: where it keeps jobs; `<workspace>/cluster` when unset."
     )
     accounting_horizon: float = Field(
-        120.0, ge=0, description="Seconds for which an earlier intent to submit forbids another one."
+        240.0, ge=0, description="Seconds for which an earlier intent to submit forbids another one."
     )
     poll_interval: float = Field(15.0, gt=0, description="Longest interval between two questions to Slurm, seconds.")
     segment: int | None = Field(

@@ -35,7 +35,7 @@ QUERY_TIMEOUT = 60.0
 """Seconds for one query. Slurm's clients give up by themselves after a few times MessageTimeout (10 s)."""
 SUBMIT_TIMEOUT = 180.0
 """Seconds for sbatch, which itself tries for two minutes where slurmctld has as many jobs as it may (MaxJobCount), and
-says then that there is no job."""
+says then that there is no job. A site's accounting_horizon has to be longer: until then the job may still come."""
 SHORTER_RANGES = tuple(24 * days - 1 for days in (90, 30, 7, 1))
 """Hours to go back where a site forbids long ranges in accounting: sites allow whole days, and a range ends a second
 after now."""

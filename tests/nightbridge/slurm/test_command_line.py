@@ -558,6 +558,11 @@ def test_an_sbatch_that_tries_again_at_maxjobcount_is_given_the_time_to_say_that
     assert sum(range(1, 16)) + 30 < SUBMIT_TIMEOUT
 
 
+def test_an_intent_forbids_another_one_for_longer_than_an_sbatch_may_take() -> None:
+    """Of a process on another host nothing else tells that its sbatch still tries."""
+    assert ClusterSettings().accounting_horizon >= SUBMIT_TIMEOUT + 30
+
+
 def test_an_sbatch_without_munge_is_not_said_to_lack_slurmctld() -> None:
     error = refusal_of(
         'sbatch: error: Munge encode failed: Failed to connect to "/run/munge/munge.socket.2": Connection refused\n'
