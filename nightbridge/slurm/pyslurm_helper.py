@@ -28,7 +28,8 @@ NO_VALUES = (None, 0, 0xFFFFFFFE)
 LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK")
 """The resource limits that sbatch hands on; the node keeps to slurm.conf's PropagateResourceLimits."""
 
-OUTPUT_OF_AN_ATTEMPT = re.compile(r"/runs/([^/]+)/(a[1-9][0-9]*)/")
+OUTPUT_OF_AN_ATTEMPT = re.compile(r".*/runs/([^/]+)/(a[1-9][0-9]*)/", re.DOTALL)
+"""By the last such folder: a workspace may lie in `/lustre/runs/llama/a100`."""
 
 
 def _text(value: Any) -> str:
@@ -45,7 +46,7 @@ def _name(job: Any) -> str:
 
     slurmctld knows of no script that pyslurm submitted, and accounting of no output.
     """
-    found = OUTPUT_OF_AN_ATTEMPT.search(_text(getattr(job, "standard_output", None)))
+    found = OUTPUT_OF_AN_ATTEMPT.match(_text(getattr(job, "standard_output", None)))
     return "-".join(found.groups()) if found else _text(job.name)
 
 

@@ -236,8 +236,11 @@ def test_a_job_is_found_by_its_exact_name_and_user_after_slurmctld_forgot_it(scr
     assert [(job.job_id, job.state, job.exit_code) for job in found.jobs] == [(7, JobState.FAILED, 3)]
 
 
-def test_a_job_that_a_plugin_of_the_site_named_otherwise_is_known_by_its_output(scripted: Scripted) -> None:
-    output = "/work/runs/nightly/a1/nemorun/experiments/it/sbatch_it_7.out"
+@pytest.mark.parametrize("workspace", ["/work", "/lustre/runs/llama/a100", "/lustre/runs/llama/a100/workspace"])
+def test_a_job_that_a_plugin_of_the_site_named_otherwise_is_known_by_its_output(
+    scripted: Scripted, workspace: str
+) -> None:
+    output = f"{workspace}/runs/nightly/a1/nemorun/experiments/it/sbatch_it_7.out"
     scripted.script(
         live=[row(name=f"team-{NAME}", standard_output=output, submit_time=1_790_000_000), row(id=8, name="other")],
         past=[row(name=f"team-{NAME}", submit_time=1_790_000_000)],
