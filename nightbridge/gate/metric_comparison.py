@@ -15,7 +15,6 @@ What no arm measures, such as the time of a checkpoint that is saved once at the
 nights before do (`_with_nights_before`).
 """
 
-import itertools
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,18 +34,21 @@ from nightbridge.gate.nodes import MIN_NIGHTS
 from nightbridge.gate.tonight import MetricSeries, Tonight, ratio
 from nightbridge.gate.trend import NewLevel, first_night, is_back, lasting_improvement, ongoing_regression, was_left
 from nightbridge.history.nightly_values import (
+    AT_ONCE,
     NIGHTS_THAT_CONFIRM,
     Agreement,
     Band,
+    WorseNights,
     agreement_of,
     band_of,
+    before_worse_nights,
     fixed_band,
     strays_of,
     worse_nights,
 )
 from nightbridge.history.rows import measured
 from nightbridge.models import Comparison, ComparisonStatus, GatePolicy, Limits, RunSpec, TestDefinition, VerdictStatus
-from nightbridge.models.metrics import METRIC_BY_NAME, Metric
+from nightbridge.models.metrics import Metric
 from nightbridge.numbers import format_change, format_count, format_percent, format_value
 
 if TYPE_CHECKING:
@@ -60,9 +62,6 @@ CHANGED_WORDS: dict[ComparisonStatus, str] = {
 
 UNKNOWN_NODES = 0.08
 """By how much nodes may be apart that too few nights ran on, where all the others ran on known ones."""
-
-AT_ONCE = METRIC_BY_NAME["teardown_time"].band
-"""What is worse by more than this, relative, hangs: one night is enough, as of the time after the last step."""
 
 
 class MetricResult(NamedTuple):
@@ -137,27 +136,36 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
         lacking = compare_with_band(metric, None, fixed_band(metric, series.gate, known[-1:]), 0)
         return lacking._replace(reason=lacking.reason + _clocks_apart(metric, tonight))
     steady = series.steady
+    counted = [(index, night) for index, night in enumerate(past) if night is not None and steady[index] is not None]
+    accepted = {index for index, night in counted if is_accepted(decisions, metric.name, night.own.order)}
     good = [
         index
-        for index, night in enumerate(past)
-        if night is not None
-        and steady[index] is not None
-        and (night.is_good or is_accepted(decisions, metric.name, night.own.order))
+        for index, night in counted
+        if (night.is_good or index in accepted)
         and not (decisions and passed_by_ended(decisions, metric.name, night.own.order))
     ]
     singles = series.first_runs(metric.field, steady)
-    band = band_of(
-        metric,
-        series.gate,
-        [value for index in good if (value := steady[index]) is not None],
-        [singles[index] for index in good],
-        series.runs_before_decision(metric.field) if decisions and len(good) < series.gate.cold_start else (),
-    )
+
+    def band_at(places: Sequence[int]) -> Band:
+        return band_of(
+            metric,
+            series.gate,
+            [value for index in places if (value := steady[index]) is not None],
+            [singles[index] for index in places],
+            series.runs_before_decision(metric.field) if decisions and len(places) < series.gate.cold_start else (),
+        )
+
+    no_arm_has_it = tonight.control is not None and not arms_have(metric, tonight.record.spec.test)
+    by_nights, begin = no_arm_has_it and not metric.own_run_only, None
+    if by_nights:
+        said_worse = ((index, night.own.worse.get(metric.name)) for index, night in counted if index not in accepted)
+        worse = {index: by for index, by in said_worse if by is not None}
+        good, begin = before_worse_nights(metric, series.gate, steady, good, worse, band_at)
+    band = band_at(good)
     explained = ratio(statistics.median(series.runs), steady[-1])
     alone = _compare_runs(series, explained, band)
-    no_arm_has_it = tonight.control is not None and not arms_have(metric, tonight.record.spec.test)
-    if no_arm_has_it and not metric.own_run_only:
-        alone = _with_nights_before(alone, series, band, good)
+    if by_nights:
+        alone = _with_nights_before(alone, series, worse_nights(metric, series.gate, steady, good, band_at), begin)
     back = None if alone.comparison.change is None else moved_back(metric, tonight.nights, alone.comparison.change)
     if back is not None:
         found = compare_metric(metric, tonight.with_move(metric.name, back))
@@ -247,36 +255,29 @@ def _compare_runs(series: MetricSeries, explained: float, band: Band) -> MetricR
     return MetricResult(comparison, reason, agreement, reruns_wanted(agreement, gate))
 
 
-def _with_nights_before(result: MetricResult, series: MetricSeries, band: Band, good: Sequence[int]) -> MetricResult:
+def _with_nights_before(
+    result: MetricResult, series: MetricSeries, lasting: WorseNights | None, begin: int | None
+) -> MetricResult:
     """The same, a regression where the nights before confirm it, where last night's stands, or far beyond chance.
 
     Args:
         result: What tonight's runs say.
         series: The metric's.
-        band: Of the good nights.
-        good: Places of the good nights among those before, oldest first.
+        lasting: The last nights, where they together are worse.
+        begin: The place of the first of the nights that are worse until last night's; None where that is not.
     """
     metric, comparison, nights = series.metric, result.comparison, series.tonight.nights
     excess = (comparison.change or 0.0) * (1 if metric.lower_is_better else -1)
-    name, decisions = metric.name, series.tonight.evidence.decisions
-    bad = (name in night.own.worse and not is_accepted(decisions, name, night.own.order) for night in nights[-2::-1])
-    first = len(nights) - 1 - len([*itertools.takewhile(bool, bad)])
-    width = band._replace(width=comparison.threshold)
-    lasting = worse_nights(metric, series.gate, series.steady, good, width)
-    begun = worse_nights(metric, series.gate, series.steady[: first + 1], good, width)
-    # What a ceiling alone called worse is no level, and a night within it is good again.
-    stood = abs(nights[-2].own.worse[name]) if first < len(nights) - 1 else 0.0
-    stands = stood and (begun or abs(nights[first].own.worse[name]) > AT_ONCE) and excess >= stood / 2
-    if lasting or stands:
-        since = nights[begun.first if begun else first].own.night
+    changes = [night.own.worse[metric.name] for night in nights[:-1] if metric.name in night.own.worse]
+    if lasting or (begin is not None and excess >= abs(changes[-1]) / 2):
+        since = nights[lasting.first if lasting and begin is None else begin or 0].own.night
         reason = result.reason or f"{metric.label} is worse as last night, {format_change(comparison.change)}"
-        update: dict[str, object] = {"status": "regressed", "since": since}
+        worse = comparison.model_copy(update={"status": "regressed", "since": since})
         if lasting:
-            update |= {"baseline": lasting.reference, "change": lasting.change}
+            worse = worse.model_copy(update={"baseline": lasting.reference, "change": lasting.change})
             level, reference = (format_value(one, metric.unit) for one in (lasting.level, lasting.reference))
             reason = f"{metric.label} regressed by {format_change(lasting.change)} since {since}: {level} against "
             reason += f"{reference} before, the median of {NIGHTS_THAT_CONFIRM} nights"
-        worse = comparison.model_copy(update=update)
         return MetricResult(worse, reason, proven=format_count(NIGHTS_THAT_CONFIRM, "night"))
     if comparison.status != "regressed" or excess > AT_ONCE:
         return result

@@ -386,11 +386,12 @@ def suspect_nights(
         facts = newest_facts(regressed, nights[:-1])
         regressed = {metric for metric in regressed if facts_of([metric]) <= facts}
         nights = [good_for(night, facts) for night in nights]
-    change = _change(verdict, regressed, until, decisions)
+    since = {item.metric: item.since for item in verdict.comparisons if item.metric in regressed and item.since}
+    change = _change(verdict, regressed - since.keys(), until, decisions)
     if change is not None:
         by_night = {row.night: row for row in nights}
         return by_night[change.last_night_before], by_night[change.latest_night]
-    begun = min((item.since for item in verdict.comparisons if item.metric in regressed and item.since), default="")
+    begun = min(since.values(), default="")
     good = good_runs_before(begun or verdict.night, nights)
     if not good:
         return None

@@ -21,7 +21,7 @@ for changes of level (`gate.metric_comparison`).
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.history.reading import is_good
 from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, measure_of, measured
 from nightbridge.models import NO_VALUE, GatePolicy, Summary, VerdictStatus
-from nightbridge.models.metrics import Metric
+from nightbridge.models.metrics import METRIC_BY_NAME, Metric
 from nightbridge.numbers import format_count
 
 # A run with one of these verdicts does not do what was requested, and that is its own fault.
@@ -211,6 +211,9 @@ NIGHTS_THAT_CONFIRM = 3
 NIGHTS_BEFORE = 14
 """Good nights that they are compared with."""
 
+AT_ONCE = METRIC_BY_NAME["teardown_time"].band
+"""What is worse by more than this, relative, hangs: one night is enough, as of the time after the last step."""
+
 MEDIAN_SHARE, EACH_SHARE = 0.7, 0.4
 """How much of the band the median of these nights is away, and each of them. A busy file system makes a single night
 several times as long; that each of three is off by a little and most by more is seldom chance (`error_rate.py`)."""
@@ -318,7 +321,11 @@ class WorseNights(NamedTuple):
 
 
 def worse_nights(
-    metric: Metric, gate: GatePolicy, values: Sequence[float | None], good: Sequence[int], band: Band
+    metric: Metric,
+    gate: GatePolicy,
+    values: Sequence[float | None],
+    good: Sequence[int],
+    band_at: Callable[[Sequence[int]], Band],
 ) -> WorseNights | None:
     """The last nights, where they together are worse than the good ones before them; None where they are not.
 
@@ -330,23 +337,61 @@ def worse_nights(
         gate: The test's policy.
         values: One per night, oldest first, tonight's last.
         good: Places of the good nights, oldest first.
-        band: Of a single night.
+        band_at: The band of a single night by some good ones' places. While there are few, those that are in question
+            themselves are none of them, and do not widen it.
     """
     last = [(at, value) for at, value in enumerate(values) if value is not None][-NIGHTS_THAT_CONFIRM:]
     if len(last) < NIGHTS_THAT_CONFIRM:
         return None
-    before = [value for at in good if at < last[0][0] and (value := values[at]) is not None][-NIGHTS_BEFORE:]
+    places = [at for at in good if at < last[0][0]]
+    before = [value for at in places[-NIGHTS_BEFORE:] if (value := values[at]) is not None]
     if not before:
         return None
     found = WorseNights(last[0][0], statistics.median(value for _at, value in last), statistics.median(before))
     least = min(metric.least(gate.least_change), metric.threshold(gate))
     share = MEDIAN_SHARE if len(before) >= gate.cold_start else 1.0
+    band = band_at(good if len(good) >= gate.cold_start else places)
     side = 1 if metric.lower_is_better else -1
     far = band._replace(reference=found.reference, width=max(least, share * band.width))
     near = far._replace(width=EACH_SHARE * band.width)
     nearest = far._replace(width=min(band.width, abs(found.change) / 2))
     is_worse = far.side(found.level) == nearest.side(last[-1][1]) == side
     return found if is_worse and all(near.side(value) == side for _at, value in last) else None
+
+
+def before_worse_nights(
+    metric: Metric,
+    gate: GatePolicy,
+    values: Sequence[float | None],
+    good: Sequence[int],
+    worse: Mapping[int, float],
+    band_at: Callable[[Sequence[int]], Band],
+) -> tuple[list[int], int | None]:
+    """The good nights but for those that later ones proved to be worse, and where what is worse until now begins.
+
+    The first nights of a regression pass, since they prove nothing alone. Were they good for ever, a test with few
+    nights before them would take them for its usual. A night that measured nothing neither begins nor ends one, and
+    what a ceiling alone called worse is no level: a night within it is good again.
+
+    Args:
+        metric: The metric.
+        gate: The test's policy.
+        values: One per night, oldest first, tonight's last.
+        good: Places of the good nights, oldest first.
+        worse: By how much the metric is so, relative, in the nights whose verdict says it and no user has accepted, by
+            their places.
+        band_at: As of `worse_nights`.
+    """
+    kept, begin = list(good), None
+    for at in (at for at, value in enumerate(values[:-1]) if value is not None):
+        if at not in worse:
+            begin = None
+        elif begin is None:
+            before = [place for place in kept if place < at]
+            found = worse_nights(metric, gate, values[: at + 1], before, band_at)
+            begin = found.first if found else at if abs(worse[at]) > AT_ONCE else None
+            kept = [place for place in kept if begin is None or not begin <= place < at]
+    return kept, begin
 
 
 def fixed_band(metric: Metric, gate: GatePolicy, values: Sequence[float]) -> Band:

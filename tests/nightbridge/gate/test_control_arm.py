@@ -514,7 +514,7 @@ def test_three_slow_nights_name_what_changed_before_the_first_of_them() -> None:
 
 
 def test_a_night_within_its_ceiling_is_good_after_one_beyond_it() -> None:
-    found = _saved_once((41, 39.6, 38), GatePolicy(limits={"checkpoint_time": Limits(max=40)}), times=1.2)
+    found = _saved_once((41, 39.6, 38), gate=GatePolicy(limits={"checkpoint_time": Limits(max=40)}), times=1.2)
 
     assert [verdict.status.value for verdict, _rows in found] == ["regressed", "passed", "passed"]
 
@@ -528,8 +528,42 @@ def test_what_was_worse_before_a_level_was_accepted_does_not_stand() -> None:
     assert {verdict.comparisons[-1].since for verdict, _rows in found[5:]} == {"2026-11-14"}
 
 
+@pytest.mark.parametrize("usual", [(30,), (30, 28), (30, 40, 28), (30, 28, 33, 31)])
+def test_slow_checkpoints_of_a_young_test_are_never_its_usual(usual: Sequence[float]) -> None:
+    verdicts = [verdict for verdict, _rows in _saved_once((60, 61, 62, 59, 60, 61, 62, 60, 61, 30), usual)]
+
+    assert [verdict.status is VerdictStatus.REGRESSED for verdict in verdicts] == [False] * 2 + [True] * 7 + [False]
+    assert {item.since for verdict in verdicts[2:-1] for item in verdict.comparisons if item.since} == {"2026-11-10"}
+
+
+def test_what_three_nights_proved_is_no_good_night_later() -> None:
+    repaired = (90, 91, 92, 30, 31, 30)
+
+    verdicts = [verdict for verdict, _rows in _saved_once((*repaired, 90, 91, 92, 93), (30, 31, 29, 30))]
+
+    assert [verdict.status is VerdictStatus.REGRESSED for verdict in verdicts[6:]] == [False, False, True, True]
+    assert verdicts[-1].comparisons[-1].since == "2026-11-16"
+
+
+@pytest.mark.parametrize("failed", [None, 3])
+def test_slow_checkpoints_are_suspect_of_the_same_commits_in_every_night(failed: int | None) -> None:
+    seconds: list[float | None] = [90, 95, 88, 92, 91, 90, 93]
+    if failed is not None:
+        seconds[failed] = None
+
+    nights = _saved_once(seconds)[2:]
+
+    found = [
+        [row.night for row in suspect_nights(verdict, rows) or ()]
+        for verdict, rows in nights
+        if verdict.status is VerdictStatus.REGRESSED
+    ]
+    assert found == [["2026-11-09", "2026-11-10"]] * (len(nights) - (failed is not None))
+
+
 def _saved_once(
-    seconds: Sequence[float],
+    seconds: Sequence[float | None],
+    usual: Sequence[float] = (30, 28, 33, 31, 27, 30, 32, 29, 31),
     gate: GatePolicy | None = None,
     times: float = 1.0,
     decisions: Mapping[str, Decision] = MappingProxyType({}),
@@ -539,14 +573,13 @@ def _saved_once(
     The usual save takes `times` 30 seconds; the decisions are known from the night after theirs on.
     """
 
-    def saving(record: RunRecord, time: float) -> RunRecord:
+    def saving(record: RunRecord, time: float | None) -> RunRecord:
         return record.model_copy(update={"summary": record.summary.model_copy(update={"checkpoint_time": time})})
 
     gate = gate or GatePolicy()
-    usual = (30, 28, 33, 31, 27, 30, 32, 29, 31)
     rows = [
         row_of(record, None).model_copy(update={"verdict": VerdictStatus.PASSED, "prefix": f"runs/{day}"})
-        for day, time in enumerate(usual, 1)
+        for day, time in enumerate(usual, 10 - len(usual))
         for record in [saving(run(1.0, f"2026-11-{day:02}", gate), times * time)]
     ]
     found = []
