@@ -15,6 +15,8 @@ compose tasks: no subprocess, no boto3 and no parsing here.
 The functions are loaded when the first of them is used: a worker that runs one of the flows does not load them all.
 """
 
+import atexit
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,9 @@ from nightbridge import __all__ as __all__  # the same functions
 
 if TYPE_CHECKING:
     from nightbridge.flows.api import *  # noqa: F403
+
+# Python walks through all that Prefect has imported once more when it ends, a fifth of what a flow run's start takes.
+atexit.register(gc.freeze)
 
 
 def __getattr__(name: str) -> object:
