@@ -104,7 +104,7 @@ class BalancedServers(PrefectServer):
             member.start(patience=patience)
         assert self.database_url is not None
         database = {"PREFECT_API_DATABASE_CONNECTION_URL": self.database_url, "PREFECT_HOME": str(self.home)}
-        self._start([str(PREFECT), "server", "services", "start"], {**BUSY_MACHINE, **self.shared, **database})
+        self._start([*PREFECT, "server", "services", "start"], {**BUSY_MACHINE, **self.shared, **database})
         self._start(nginx_as_documented(self.folder, self.port, [member.port for member in self.members]), {})
         wait_until(self.answers)
 
