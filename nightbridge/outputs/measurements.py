@@ -5,7 +5,8 @@ the first `warmup_steps` iterations after S are left out; when D - S is less tha
 window is all recorded iterations from there to D, but for those that a profiler slowed. Its medians and percentiles
 need a finite value at every recorded iteration of the window, or at every one of the metric's own longer interval: a
 statistic over the part that happened to be recorded could hide the part that went wrong. A run that was restarted warms
-up again: as many iterations of each later life are left out as well, where others remain.
+up again: as many iterations of each later life are left out as well, where others remain. So is what is recorded of an
+interval that begins among the first `warmup_steps`: its mean step time has their compilation in it.
 
 What the measurements need to know of the run's configuration (GPUs, tokens of one step, profiled steps) is taken from
 the dumped `ConfigContainer.yaml` where there is one, since it is what really ran; the test file is the fallback.
@@ -298,7 +299,11 @@ def _after_warmup(curves: Curves, warmup_steps: int) -> "pd.DataFrame":
     steady = window
     for life in curves.lives[1:]:
         steady = steady[(steady.index < life.first_step) | (steady.index >= life.first_step + dropped)]
-    return steady if len(steady) else window
+    window = steady if len(steady) else window
+    interval = curves.interval_of("step_time")
+    with_warmup = (window.index % interval == 0) & (window.index - interval < curves.start + dropped)
+    steady = window[~with_warmup]
+    return steady if steady["step_time"].notna().any() else window
 
 
 def _without_profiled(steps: "pd.DataFrame", curves: Curves, profiled: ProfiledSteps | None) -> "pd.DataFrame":

@@ -162,6 +162,37 @@ class TestFromTensorboard:
         assert (summary.step_time, summary.damage) == (None if lost else 0.25, damage)
         assert summary.slow_pattern == "1 of 9 steps take 4.0 times as long"
 
+    @pytest.mark.parametrize("losses", [1, 25], ids=["in each step", "with the times"])
+    def test_a_mean_with_the_warm_up_in_it_is_no_steady_step(
+        self,
+        run_folder: RunFolder,
+        event_file: Callable[..., EventFileBuilder],
+        measured: Callable[..., Summary],
+        losses: int,
+    ) -> None:
+        builder = event_file(run_folder.job_dir / "tb_logs")
+        for step in range(losses, 51, losses):
+            builder.scalar("lm loss", step, 2.5).scalar("grad-norm", step, 1.0)
+            if step % 25 == 0:  # the first step compiles, and takes a minute
+                seconds = 3.4 if step == 25 else 1.0
+                builder.scalar("iteration-time", step, seconds).scalar("throughput/tflops/device", step, 700 / seconds)
+        builder.write()
+        summary = measured(50)
+        assert (summary.step_time, summary.tflops_per_gpu, summary.wall_step_time) == (1.0, 700.0, 1.0)
+        assert summary.warmup_step_time == pytest.approx(3.4)
+        assert summary.damage == ()
+
+    def test_a_mean_with_the_warm_up_in_it_counts_where_there_is_no_other(
+        self, run_folder: RunFolder, event_file: Callable[..., EventFileBuilder], measured: Callable[..., Summary]
+    ) -> None:
+        builder = event_file(run_folder.job_dir / "tb_logs")
+        for step in range(1, 75):
+            builder.scalar("lm loss", step, 2.5)
+            if step % 25 == 0:
+                builder.scalar("iteration-time", step, 3.4 if step == 25 else 1.0)
+        builder.write()
+        assert (measured(74, 37).step_time, measured(74, 37).steady_first_step) == (1.0, 38)
+
     @pytest.mark.parametrize(
         ("recorded", "end", "done"),
         [
