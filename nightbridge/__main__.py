@@ -6,7 +6,6 @@ import signal
 import sys
 from typing import NoReturn
 
-
 _OBJECTS_PER_COLLECTION = 50_000
 """Python's 700 has all that is imported walked through again and again, a tenth of the start of a night."""
 
