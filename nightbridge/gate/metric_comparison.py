@@ -269,7 +269,8 @@ def _with_nights_before(
     metric, comparison, nights = series.metric, result.comparison, series.tonight.nights
     excess = (comparison.change or 0.0) * (1 if metric.lower_is_better else -1)
     changes = [night.own.worse[metric.name] for night in nights[:-1] if metric.name in night.own.worse]
-    if lasting or (begin is not None and excess >= abs(changes[-1]) / 2):
+    stands = begin is not None and (comparison.status == "regressed" or excess >= abs(changes[-1]) / 2)
+    if lasting or stands:
         since = nights[lasting.first if lasting and begin is None else begin or 0].own.night
         reason = result.reason or f"{metric.label} is worse as last night, {format_change(comparison.change)}"
         worse = comparison.model_copy(update={"status": "regressed", "since": since})
@@ -383,9 +384,10 @@ def _with_ongoing(result: MetricResult, series: MetricSeries, band: Band) -> Met
     night = tonight.nights[begin].own.night
     latest = tonight.nights[max(begin, ongoing.began.latest)].own.night
     since = f"since {night}" + (f" (at the latest {latest})" if latest != night else "")
-    comparison = result.comparison.model_copy(
-        update={"status": "regressed", "baseline": ongoing.before, "change": ongoing.change}
-    )
+    update = {"status": "regressed", "baseline": ongoing.before, "change": ongoing.change}
+    if all(result.comparison.since != one.own.night for one in tonight.nights[: begin + 1]):
+        update["since"] = ""  # the level began before
+    comparison = result.comparison.model_copy(update=update)
     reason = _level_reason(metric, ongoing, "regressed", since)
     return MetricResult(comparison, reason, proven=f"p = {ongoing.began.p_value:.0e}")
 

@@ -486,10 +486,12 @@ def test_arms_that_save_no_checkpoint_need_no_time_of_one(metric: MetricName) ->
         ((90, 91, 34, 30), (0, 0, 0, 0)),
         ((300, 310, 30), (1, 1, 0)),
         ((300, 310, 34, 32), (1, 1, 0, 0)),
+        ((300, 150, 31, 30), (1, 1, 0, 0)),
     ],
     ids=[
         *("slower, and repaired", "by half", "busy nights", "two busy nights", "a tenth"),
         *("two busy nights, and an ordinary one", "ten times as long", "ten times as long, and an ordinary one"),
+        "ten times as long, then five times",
     ],
 )
 def test_slow_checkpoints_that_no_arm_saves_are_proven_by_three_nights(
@@ -534,6 +536,15 @@ def test_slow_checkpoints_of_a_young_test_are_never_its_usual(usual: Sequence[fl
 
     assert [verdict.status is VerdictStatus.REGRESSED for verdict in verdicts] == [False] * 2 + [True] * 7 + [False]
     assert {item.since for verdict in verdicts[2:-1] for item in verdict.comparisons if item.since} == {"2026-11-10"}
+
+
+def test_a_level_that_was_worse_before_three_nights_were_names_its_own_suspects() -> None:
+    creep = (38, 37.5, 38.5, 38, 37.8, 38.2)
+
+    verdict, rows = _saved_once((*creep, *creep, 48, 49, 48.5))[-1]
+
+    assert verdict.reasons[0].startswith("checkpoint time regressed by +26.7 % since 2026-11-10: ")
+    assert [row.night for row in suspect_nights(verdict, rows) or ()] == ["2026-11-09", "2026-11-10"]
 
 
 def test_what_three_nights_proved_is_no_good_night_later() -> None:
