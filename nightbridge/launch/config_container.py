@@ -101,6 +101,16 @@ class ConfigContainer:
         return str(value).rsplit(".", 1)[-1] if value else ""
 
     @property
+    def is_since_0_5(self) -> bool:
+        """Whether the file is of v0.5.0 or newer, which alone have this switch."""
+        return self.value("model.moe_paged_stash") is not None
+
+    @property
+    def is_since_0_6(self) -> bool:
+        """Whether the file is of v0.6.0 or newer, whose models have their transformer's fields in a part of its own."""
+        return isinstance(self.value("model.transformer"), Mapping)
+
+    @property
     def captured_modules(self) -> tuple[str, ...]:
         """What CUDA graphs capture of each layer; empty for all of it. Before v0.5 the field was called scope."""
         return self.names("model.cuda_graph_modules") or self.names("model.cuda_graph_scope")

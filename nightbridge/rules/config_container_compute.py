@@ -25,16 +25,6 @@ _OPTIMIZER = "Megatron-Core: optimizer/optimizer_config.py, from b0cc2706 (v0.3.
 _SCALING = "Megatron-Core: transformer/transformer_config.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 
 
-def is_nested(c: ConfigContainer) -> bool:
-    """Whether the file is of v0.6.0 or newer."""
-    return isinstance(c.value("model.transformer"), Mapping)
-
-
-def is_since_0_5(c: ConfigContainer) -> bool:
-    """Whether the file is of v0.5.0 or newer, which alone have this switch."""
-    return c.value("model.moe_paged_stash") is not None
-
-
 # --- sizes and parallelism --------------------------------------------------------------------------------------------
 
 
@@ -363,16 +353,16 @@ def _offload(c: ConfigContainer) -> Iterator[str]:
 )
 def _graph_offload(c: ConfigContainer) -> Iterator[str]:
     """Transformer Engine's offloading and other graph implementations exclude each other."""
-    is_held = c.captures_iteration and is_since_0_5(c)
+    is_held = c.captures_iteration and c.is_since_0_5
     if c.is_on("model.cpu_offloading") and c.captures_graphs and not is_held:
-        what = "CUDA graphs of layers" if is_since_0_5(c) else "CUDA graphs"
+        what = "CUDA graphs of layers" if c.is_since_0_5 else "CUDA graphs"
         yield f'model.cpu_offloading excludes {what}; write model.cuda_graph_impl = "none" or switch it off'
     if (
         c.is_on("model.fine_grained_activation_offloading")
         and c.value("model.transformer_impl") != "transformer_engine"
     ):
         yield 'model.fine_grained_activation_offloading needs model.transformer_impl = "transformer_engine"'
-    if not (c.is_on("model.fine_grained_activation_offloading") and c.captures_graphs and is_since_0_5(c)):
+    if not (c.is_on("model.fine_grained_activation_offloading") and c.captures_graphs and c.is_since_0_5):
         return
     if "moe" in c.captured_modules:
         yield "model.fine_grained_activation_offloading excludes a CUDA graph of moe; switch one off"
@@ -387,7 +377,14 @@ def _graph_offload(c: ConfigContainer) -> Iterator[str]:
 
 
 _OFFLOADED = (
-    *("core_attn", "attn_proj", "expert_fc1", "fused_group_mlp", "moe_act", "attn_norm", "mlp_norm", "qkv_linear"),
+    "core_attn",
+    "attn_proj",
+    "expert_fc1",
+    "fused_group_mlp",
+    "moe_act",
+    "attn_norm",
+    "mlp_norm",
+    "qkv_linear",
 )
 
 
@@ -407,7 +404,7 @@ def _offload_modules(c: ConfigContainer) -> Iterator[str]:
             yield f"model.offload_modules {module!r} is not a module to offload; use {near[0]}"
     inside = sorted(modules & {"moe_act", "expert_fc1", "fused_group_mlp"})
     recomputed = c.value("model.recompute_granularity") == "selective" and "moe" in c.names("model.recompute_modules")
-    if is_nested(c) and inside and recomputed:
+    if c.is_since_0_6 and inside and recomputed:
         yield f"model.offload_modules {', '.join(inside)} are inside moe, which recompute_modules has; remove one"
     if "fused_group_mlp" in modules:
         if c.value("model.use_transformer_engine_op_fuser") is False:
@@ -422,7 +419,7 @@ def _offload_modules(c: ConfigContainer) -> Iterator[str]:
 def _local_graphs(c: ConfigContainer) -> Iterator[str]:
     """Megatron-Bridge captures layers with Transformer Engine only; its local graphs hold the full iteration."""
     is_local = c.value("model.cuda_graph_impl") == "local" and not c.captures_iteration
-    if is_local and (c.captured_modules or _inference_scope(c) not in ("layer", "block")) and is_nested(c):
+    if is_local and (c.captured_modules or _inference_scope(c) not in ("layer", "block")) and c.is_since_0_6:
         yield (
             'model.cuda_graph_impl "local" is for graphs of the full iteration; write "full_iteration", or '
             '"transformer_engine" for graphs of layers'

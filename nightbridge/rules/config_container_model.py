@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from nightbridge.launch.config_container import ConfigContainer
-from nightbridge.rules.config_container_compute import QUANTISED, UNCHECKED, is_nested, is_since_0_5
+from nightbridge.rules.config_container_compute import QUANTISED, UNCHECKED
 from nightbridge.rules.rule import rule
 
 _LAYOUT = (
@@ -221,7 +221,7 @@ def _heads(c: ConfigContainer) -> Iterator[str]:
             yield f"model.{name} {heads} is not a multiple of tensor_model_parallel_size {tensor}; change one"
     if c.value("model.experimental_attention_variant") not in _LINEAR:
         return
-    context, is_split = c.size("context_parallel_size"), is_since_0_5(c)
+    context, is_split = c.size("context_parallel_size"), c.is_since_0_5
     if context > 1 and not is_split:
         yield f"linear attention needs model.context_parallel_size 1 before v0.5.0, not {context}"
     size = tensor * (context if is_split else 1)
@@ -292,7 +292,7 @@ def _expert_layer(c: ConfigContainer) -> Iterator[str]:
             and c.value("model.transformer_impl") == "transformer_engine"
         ),
         "model.moe_flex_dispatcher_backend ncclep needs moe_token_dispatcher_type flex": (
-            backend == "ncclep" and kind not in ("flex", None) and is_nested(c)
+            backend == "ncclep" and kind not in ("flex", None) and c.is_since_0_6
         ),
     }
     if c.value("model.moe_expert_rank_capacity_factor") is not None:
@@ -404,13 +404,14 @@ _NEEDS: Mapping[str, tuple[str, tuple[object, ...]]] = {
 
 _NEEDED_ALWAYS = frozenset(
     {
-        *("model.moe_enable_deepep", "model.moe_pad_expert_input_to_capacity", "model.moe_router_enable_expert_bias"),
-        *("model.fine_grained_activation_offloading", "model.use_te_activation_func"),
-        *(
-            "mixed_precision.fp8_param_gather",
-            "comm_overlap.defer_embedding_wgrad_compute",
-            "model.moe_apply_probs_on_input",
-        ),
+        "comm_overlap.defer_embedding_wgrad_compute",
+        "mixed_precision.fp8_param_gather",
+        "model.fine_grained_activation_offloading",
+        "model.moe_apply_probs_on_input",
+        "model.moe_enable_deepep",
+        "model.moe_pad_expert_input_to_capacity",
+        "model.moe_router_enable_expert_bias",
+        "model.use_te_activation_func",
     }
 )
 """Those that every release since v0.3.0 asserts, and so of whatever file."""
@@ -419,7 +420,7 @@ _NEEDED_ALWAYS = frozenset(
 @rule("container-switch-needs", _SWITCHES, (*_NEEDS, *(needed for needed, _ in _NEEDS.values())))
 def _switch_needs(c: ConfigContainer) -> Iterator[str]:
     """A switch that is on without what it works on is an assertion, when the job starts."""
-    is_newer = is_nested(c)
+    is_newer = c.is_since_0_6
     if c.is_on("comm_overlap.defer_embedding_wgrad_compute") and c.size("pipeline_model_parallel_size") == 1:
         yield "comm_overlap.defer_embedding_wgrad_compute needs model.pipeline_model_parallel_size > 1; switch it off"
     for switch, (needed, values) in _NEEDS.items():

@@ -11,8 +11,8 @@ from nightbridge.rules.config_container_compute import RATES, UNCHECKED, VALIDAT
 from nightbridge.rules.rule import rule
 
 _TYPES = "Megatron-Bridge: ConfigContainer of training/config.py, and what it leads to, at 067f987d (main)"
-_SCHEDULER = "Megatron-Core: optimizer_param_scheduler.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
-_SCHEDULES = "Megatron-Core: pipeline_parallel/schedules.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
+SCHEDULER = "Megatron-Core: optimizer_param_scheduler.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
+SCHEDULES = "Megatron-Core: pipeline_parallel/schedules.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 SCHEDULE = ("train.train_iters", "train.train_samples", "scheduler")
 
 
@@ -44,9 +44,7 @@ def _train_batch(c: ConfigContainer) -> Iterator[str]:
 _GROUP = "model.microbatch_group_size_per_vp_stage"
 
 
-@rule(
-    "container-interleaved-batch", _SCHEDULES, ("train", *SIZES, "model.virtual_pipeline_model_parallel_size", _GROUP)
-)
+@rule("container-interleaved-batch", SCHEDULES, ("train", *SIZES, "model.virtual_pipeline_model_parallel_size", _GROUP))
 def _interleaved_batch(c: ConfigContainer) -> Iterator[str]:
     """A virtual pipeline takes micro batches in groups of its stages, and its first step fails where some are left."""
     total, micro = c.integer("train.global_batch_size"), c.integer("train.micro_batch_size")
@@ -283,7 +281,7 @@ def _written(c: ConfigContainer, *names: str) -> list[str]:
     return [name for name, value in values.items() if (value if "warmup" in name else value is not None)]
 
 
-@rule("container-learning-rate", _SCHEDULER, (*RATES, "scheduler.lr_warmup_init"))
+@rule("container-learning-rate", SCHEDULER, (*RATES, "scheduler.lr_warmup_init"))
 def _learning_rate(c: ConfigContainer) -> Iterator[str]:
     """The learning rate falls from one to the other, and the scheduler asserts both as the job starts."""
     highest, lowest = c.number("optimizer.lr"), c.number("optimizer.min_lr")

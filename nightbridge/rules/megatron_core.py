@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from nightbridge.launch.flags import items_of
 from nightbridge.launch.versions import V0_4_2, V0_5_0, V0_6_0, is_release
 from nightbridge.rules.config_container_model import layout_problem
+from nightbridge.rules.config_container_training import SCHEDULER, SCHEDULES
 from nightbridge.rules.required import has_performance_recipe
 from nightbridge.rules.rule import (
     NO_GRAPHS,
@@ -29,8 +30,6 @@ _MEGATRON_CORE = "Megatron-Core: transformer_config.py, from b0cc2706 (v0.3.0) t
 _UNTIL_0_4 = "Megatron-Core: transformer_config.py, from b0cc2706 (v0.3.0) to 2edffadb (v0.4.2)"
 _SINCE_0_5 = "Megatron-Core: transformer_config.py, from d0b3b775 (v0.5.0) to 2a75ac12 (main of August 2026)"
 _LAYOUT = "Megatron-Core: pipeline_parallel_layer_layout.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
-_SCHEDULER = "Megatron-Core: optimizer_param_scheduler.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
-_SCHEDULES = "Megatron-Core: pipeline_parallel/schedules.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 _LAUNCHER = "Megatron-Bridge: scripts/performance/utils/overrides.py, from 21b02e0c (v0.3.0) to 067f987d (main)"
 _BRIDGE_0_6 = "Megatron-Bridge: utils/cuda_graph.py, from 51885cf1 (v0.6.0) to 067f987d (main of August 2026)"
 
@@ -156,7 +155,7 @@ def _batch_divides(run: RuleContext) -> Iterator[str]:
     return iter(()) if run.overridden("gb") else _uneven_batch(run)
 
 
-@rule("batch-interleaves", _SCHEDULES, (*_BATCH, *cmd_args("vp")))
+@rule("batch-interleaves", SCHEDULES, (*_BATCH, *cmd_args("vp")))
 def _batch_interleaves(run: RuleContext) -> Iterator[str]:
     """A virtual pipeline takes micro batches in groups of its stages, and its first step fails where some are left."""
     sizes = run.layout(*PARALLEL, "vp")
@@ -280,7 +279,7 @@ def _pipeline_layout(run: RuleContext) -> Iterator[str]:
         yield f"pipeline_model_parallel_layout {layout!r} {problem}"
 
 
-@rule("learning-rate", _SCHEDULER, (*cmd_args("lr min_lr use_recipes"), "extra_cmd_args"))
+@rule("learning-rate", SCHEDULER, (*cmd_args("lr min_lr use_recipes"), "extra_cmd_args"))
 def _learning_rate(run: RuleContext) -> Iterator[str]:
     """The learning rate falls from one to the other, and the scheduler asserts both as the job starts."""
     # Only the recipes of the library are given these; of nothing and zero each keeps its own. An override comes last.
