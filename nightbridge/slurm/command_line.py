@@ -133,14 +133,14 @@ class CommandLineCluster:
 
         A site that forbids long ranges in accounting gets shorter ones; then "however old" is what the site allows.
         """
-        return lookup_of(name, self._live_jobs(name=name), self._past_jobs(name=name))
+        return lookup_of(name, self._live_jobs(), self._past_jobs(name=name))
 
     def states(self, job_ids: Sequence[int]) -> dict[int, JobStatus]:
         """Query slurmctld once for all these jobs, and accounting once for those that it does not call alive."""
         if not job_ids:
             return {}
         ids = sorted(set(job_ids))
-        live = self._live_jobs(ids=ids)
+        live = self._live_jobs(ids)
         # Of a job that squeue still calls alive accounting has nothing to add, unless a stuck node keeps it so.
         undecided = (*TERMINAL, JobState.UNKNOWN)
         alive = {row.job_id for row in live or () if row.state not in undecided and not is_stuck(row)}
@@ -170,7 +170,7 @@ class CommandLineCluster:
         if re.search(r"denied|not permitted", answer.stderr):
             raise PermanentError(f"scancel refused: {last_line(answer.stderr)}", subject=f"job {job_id}")
         # A warning of Slurm or of a site's wrapper is no failure: the job tells.
-        if any(row.state in (*TERMINAL, JobState.COMPLETING) for row in self._live_jobs(ids=[job_id]) or ()):
+        if any(row.state in (*TERMINAL, JobState.COMPLETING) for row in self._live_jobs([job_id]) or ()):
             return
         raise TransientError(f"scancel failed: {last_line(answer.stderr) or 'killed'}", subject=f"job {job_id}")
 
@@ -334,11 +334,8 @@ class CommandLineCluster:
         of_user = {account for account, _, only_there in rows if only_there in ("", partition)}
         return tuple(sorted(of_user if of_partition is None else of_user & of_partition))
 
-    def _live_jobs(self, *, ids: Sequence[int] = (), name: str = "") -> list[JobStatus] | None:
-        """What slurmctld knows of these ids, or of this user's jobs; None when it did not answer.
-
-        Of all names: a plugin of the site may have changed the one in question.
-        """
+    def _live_jobs(self, ids: Sequence[int] = ()) -> list[JobStatus] | None:
+        """What slurmctld knows of these ids, or of this user's jobs, whatever the site calls them; None: no answer."""
         chosen = f"--jobs={','.join(map(str, ids))}" if ids else f"--user={os.getuid()}"
         listing = self._ask(("squeue", *_SQUEUE, chosen))
         return None if listing is None else parse_squeue(listing)

@@ -129,8 +129,8 @@ class PyslurmCluster(CommandLineCluster):
                 raise PermanentError(f"Slurm refused: {_text_of(error)}", subject=f"job {job_id}") from error
             raise TransientError(f"the job was not cancelled: {_text_of(error)}", subject=f"job {job_id}") from error
 
-    def _live_jobs(self, *, ids: Sequence[int] = (), name: str = "") -> list[JobStatus] | None:
-        return self._jobs("live", ids=list(ids), name=name, uid=os.getuid())
+    def _live_jobs(self, ids: Sequence[int] = ()) -> list[JobStatus] | None:
+        return self._jobs("live", ids=list(ids), uid=os.getuid())
 
     def _past_jobs(self, *, ids: Sequence[int] = (), name: str = "") -> list[JobStatus] | None:
         now = int(time.time())

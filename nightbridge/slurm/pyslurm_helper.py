@@ -46,21 +46,19 @@ def _name(job: Any) -> str:
 
     slurmctld knows of no script that pyslurm submitted, and accounting of no output.
     """
-    found = OUTPUT_OF_AN_ATTEMPT.match(_text(getattr(job, "standard_output", None)))
+    found = OUTPUT_OF_AN_ATTEMPT.match(_text(job.standard_output))
     return "-".join(found.groups()) if found else _text(job.name)
 
 
-def _wanted(job: Any, ids: list[int], name: str, uid: int) -> bool:
-    # Tasks of an array and later components of a heterogeneous job are parts of a job.
-    if job.array_task_id is not None or job.heterogeneous_offset not in NO_VALUES:
-        return False
-    return job.id in ids if ids else bool(_name(job) == name and job.user_id == uid)
+def _is_part(job: Any) -> bool:
+    """Whether it is a task of an array, or a later component of a heterogeneous job."""
+    return job.array_task_id is not None or job.heterogeneous_offset not in NO_VALUES
 
 
-def _row(job: Any, nodes: Any) -> dict[str, Any]:
+def _row(job: Any, name: str, nodes: Any) -> dict[str, Any]:
     return {
         "job_id": job.id,
-        "name": _name(job),
+        "name": name,
         "state": _text(job.state),
         "reason": _text(job.state_reason),
         "exit_code": _number(job.exit_code),
@@ -94,13 +92,20 @@ def _handed_on() -> dict[str, str]:
     return {"SLURM_UMASK": f"0{umask:03o}", **limits}
 
 
-def live(pyslurm: Any, ids: list[int], name: str, uid: int) -> list[dict[str, Any]]:
-    """What slurmctld knows of these ids, or of this user's jobs of this name."""
-    return [_row(job, job.allocated_nodes) for job in pyslurm.Jobs.load().values() if _wanted(job, ids, name, uid)]
+def live(pyslurm: Any, ids: list[int], uid: int) -> list[dict[str, Any]]:
+    """What slurmctld knows of these ids, or of this user's jobs."""
+    return [
+        _row(job, _name(job), job.allocated_nodes)
+        for job in pyslurm.Jobs.load().values()
+        if not _is_part(job) and (job.id in ids if ids else job.user_id == uid)
+    ]
 
 
 def past(pyslurm: Any, ids: list[int], name: str, uid: int, starts: list[int]) -> list[dict[str, Any]]:
-    """What accounting knows of them; of several starts the earliest that the site allows."""
+    """What accounting knows of these ids, or of this user's jobs of this name.
+
+    Of several starts the earliest that the site allows.
+    """
     for start in starts:
         chosen: dict[str, Any] = {"ids": ids} if ids else {"names": [name], "start_time": start}
         try:
@@ -110,9 +115,9 @@ def past(pyslurm: Any, ids: list[int], name: str, uid: int, starts: list[int]) -
                 continue
             raise
         return [
-            {**_row(job, job.nodelist), "cancelled_by": _text(job.cancelled_by)}
+            {**_row(job, _text(job.name), job.nodelist), "cancelled_by": _text(job.cancelled_by)}
             for job in jobs.values()
-            if _wanted(job, ids, name, uid)
+            if not _is_part(job) and (job.id in ids if ids else job.name == name and job.user_id == uid)
         ]
     return []
 

@@ -1,7 +1,6 @@
 """sbatch's refusals as errors: wait, look the job up, or change something."""
 
 import re
-from collections.abc import Sequence
 
 from nightbridge.errors import ErrorPattern, LaunchRefused, NightbridgeError, StatusUnknown, classify
 from nightbridge.slurm.protocol import JobNotAccepted
@@ -14,7 +13,7 @@ CHECK_MUNGE = "Check munge on this host: `munge -n | unmunge`"
 # The first pattern that occurs in what sbatch wrote decides. Texts: slurm_errno.c, opt.c and sbatch.c of Slurm 22.05 to
 # 26.05. StatusUnknown: the job may exist all the same, so it is looked up by name before the next try.
 # JobNotAccepted: there is no job, a later try may work. LaunchRefused: the user has to change something.
-REFUSALS: tuple[ErrorPattern, ...] = (
+_KNOWN: tuple[ErrorPattern, ...] = (
     # What sbatch cannot verify is an answer: slurmctld has the request. A munged that is away when sbatch asks for its
     # credential says "encode", and "REQUEST_".
     ErrorPattern(
@@ -109,12 +108,15 @@ REFUSALS: tuple[ErrorPattern, ...] = (
         r"unrecognized option|invalid option|Invalid --|ambiguous", LaunchRefused, "sbatch does not know an option",
         "Check the cluster's extra_sbatch_args against sbatch(1) of this site",
     ),
-    ErrorPattern(
-        # The last one adds nothing to the message: a plugin of the site may say why in lines of its own.
-        r"Batch job submission failed|cli_filter plugin terminated", LaunchRefused, "the site refused the job",
-        "See the message; contact the site",
-    ),
 )  # fmt: skip
+
+_BY_SITE = ErrorPattern(
+    r"Batch job submission failed|cli_filter plugin terminated",
+    LaunchRefused,
+    "the site refused the job",
+    "See the message; contact the site",
+)
+"""It adds nothing to the message: a plugin of the site may say why in lines of its own."""
 
 
 def refusal_of(message: str, subject: str) -> NightbridgeError:
@@ -125,24 +127,24 @@ def refusal_of(message: str, subject: str) -> NightbridgeError:
             subject=subject,
             advice="It is looked up before the next try",
         )
-    if known := _first_of(REFUSALS[:-1], message, subject):
+    if known := _first_known(message, subject):
         return known
     lines = [last_line(line) for line in message.splitlines() if line.strip()]
     said = "; ".join(lines[-_MAX_LINES:])
-    if by_site := classify(message, REFUSALS[-1:]):
-        return by_site.error(subject, said)
+    if classify(message, (_BY_SITE,)):
+        return _BY_SITE.error(subject, said)
     return LaunchRefused(f"sbatch refused the job: {said}", subject=subject, advice="See sbatch(1)")
 
 
 def known_refusal_of(message: str, subject: str) -> LaunchRefused | None:
     """What the user has to change, from what sbatch wrote; None for what may pass and for unknown messages."""
-    known = _first_of(REFUSALS[:-1], message, subject)
+    known = _first_known(message, subject)
     return known if isinstance(known, LaunchRefused) else None
 
 
-def _first_of(refusals: Sequence[ErrorPattern], message: str, subject: str) -> NightbridgeError | None:
-    """The error of the first pattern that fits, with the line in which that ends."""
-    known = classify(message, refusals)
+def _first_known(message: str, subject: str) -> NightbridgeError | None:
+    """The error of the first known refusal that fits, with the line in which that ends."""
+    known = classify(message, _KNOWN)
     if known is None or (found := re.search(known.pattern, message)) is None:
         return None
     return known.error(subject, last_line(message[: found.end()] + message[found.end() :].partition("\n")[0]))

@@ -36,7 +36,7 @@ def test_the_error_has_the_programs_own_words_and_fields_in_its_advice() -> None
         registry._FAULTS,
         git._ERRORS,
         environments._PIP_ERRORS,
-        refusals.REFUSALS,
+        (*refusals._KNOWN, refusals._BY_SITE),
         s3_client._CODES,
         s3_client._EXCEPTIONS,
     ],
