@@ -10,7 +10,7 @@ not answer.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -85,14 +85,14 @@ def reaper(
         # A worker reports a crash twice, some seconds apart: the second report would end a flow run started in between.
         for run in [each for each in crashed if not _lives(_sign_of(each), patience)]:
             _end_children(client, run.id, Crashed(message="The flow run that started it crashed"))
-            _resume(client, run)
+            _resume_or_cancel(client, run)
         for run in _ended_of_late(client, StateType.CANCELLED, patience):
             _finish_cancellation(client, run)
         for run, message, _ in _gone_in_both_looks(client, patience):
             _end_children(client, run.id, Crashed(message=message))
             client.set_flow_run_state(run.id, Crashed(message=message))
             get_run_logger().warning("%s (%s): crashed. %s", run.name, run.id, message)
-            _resume(client, run)
+            _resume_or_cancel(client, run)
 
 
 def _gone_in_both_looks(client: SyncPrefectClient, patience: Patience) -> Iterator[Gone]:
@@ -218,16 +218,19 @@ def _finish_cancellation(client: SyncPrefectClient, run: FlowRun) -> None:
     _end_children(client, run.id, Cancelled(message="The night was cancelled"))
 
 
-def _resume(client: SyncPrefectClient, run: FlowRun) -> None:
-    """Start a crashed night again, up to `MAX_RESUMES` times; one that a person cancelled ends as cancelled instead."""
+def _resume_or_cancel(client: SyncPrefectClient, run: FlowRun) -> None:
+    """Start a crashed night again; a crashed flow run that a person cancelled ends as cancelled instead."""
     states = sorted(client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
     ends = [state.type for state in states if state.type in (*_STARTED, StateType.CANCELLING, StateType.CANCELLED)]
     if ends and ends[-1] not in _STARTED:  # a person cancelled it since it was last started
         client.set_flow_run_state(run.id, Cancelled(message="Its process was gone before it could cancel"), force=True)
         _finish_cancellation(client, client.read_flow_run(run.id))
-        return
-    if run.deployment_id is None or client.read_flow(run.flow_id).name != FLOW:
-        return
+    elif run.deployment_id is not None and client.read_flow(run.flow_id).name == FLOW:
+        _resume(client, run, states)
+
+
+def _resume(client: SyncPrefectClient, run: FlowRun, states: Sequence[State]) -> None:
+    """Start a crashed night again, up to `MAX_RESUMES` times, by its states so far in order."""
     # A person's resumption after a suspension has the same name.
     times = 1 + sum(after.name == RESUMING and before.is_crashed() for before, after in pairwise(states))
     if times > MAX_RESUMES:
