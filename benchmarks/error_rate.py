@@ -77,10 +77,19 @@ from nightbridge.models.metrics import METRIC_BY_NAME
 SLOW_MODES = {"bimodal": 1.03, "two speeds": 1.10}
 FOUR = ("gaussian", "bad nodes", "node sets", "drift")
 KINDS = (*FOUR, *SLOW_MODES, "autocorrelated", "drift alone", "driver steps", "bad nodes alike")
-CHANGES = {"step +3 %": 4, "step +2 %": 7, "memory +1 %": 3, "loss +1 %": 3, "step +1 %": 14, "teardown +4000 %": 1}
-CHANGES |= {"checkpoint +20 %": 14, "checkpoint +50 %": 3, "checkpoint +100 %": 3}
+CHANGES = {
+    "step +3 %": 4,
+    "step +2 %": 7,
+    "memory +1 %": 3,
+    "loss +1 %": 3,
+    "step +1 %": 14,
+    "teardown +4000 %": 1,
+    "checkpoint +20 %": 14,
+    "checkpoint +50 %": 3,
+    "checkpoint +100 %": 3,
+}
+"""What is planted, and within how many nights it is to be found. Seeds go by the place: new ones come last."""
 BY_DEFAULT = [name for name in CHANGES if not name.startswith(("checkpoint", "step +1 "))]
-"""What is planted, and within how many nights it is to be found."""
 
 EARLY, YEAR, FOUND_WITHIN = 60, 365, 14
 PLACES = 40
