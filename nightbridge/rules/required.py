@@ -1,10 +1,12 @@
-"""What the launcher cannot do without, and what it takes and nothing reads."""
+"""What the launcher cannot do without, what it takes and nothing reads, and what no night is good without."""
 
+import re
 from collections.abc import Iterator, Mapping
 
+from nightbridge.launch.launch_plan import RECIPE_STEPS
 from nightbridge.launch.versions import V0_4_0, V0_5_0, V0_6_0, Version
 from nightbridge.models.series import DEFAULT_NUM_GPUS, DEFAULTS
-from nightbridge.rules.rule import OLDEST, RuleContext, cmd_args, is_local, rule
+from nightbridge.rules.rule import OLDEST, RuleContext, cmd_args, is_local, overrides_of, rule
 
 _SUBMISSION = "Megatron-Bridge: setup_experiment.py and argument_parser.py of scripts/performance at 067f987d (main)"
 
@@ -156,4 +158,29 @@ def _unread(run: RuleContext) -> Iterator[str]:
             yield (
                 f"cmd_args.seq_length = {length} changes the data alone before v0.6.0, and the job ends where the "
                 f'model\'s is another; write the override model.seq_length = "{length}" beside it'
+            )
+
+
+_TIMES = (
+    "nightbridge: the steady window of outputs; Megatron-Bridge: training_log() of training/utils/train_utils.py, from "
+    "21b02e0c (v0.3.0) to 067f987d (main of August 2026)"
+)
+
+
+@rule("steps-timed", _TIMES, (*cmd_args("max_steps use_recipes"), "extra_cmd_args", "git_repos"))
+def steps_timed(run: RuleContext) -> Iterator[str]:
+    """A step time is the mean of an interval, and a night of one mean fails for the steps without."""
+    overrides = () if run.args.get("use_recipes") and run.version < V0_5_0 else overrides_of(run.test)  # all dropped
+    found = [(f"extra_cmd_args: {key!r}", value) for key, path, value in overrides if path == "logger.log_interval"]
+    if written := run.integer("log_interval"):
+        found.append(("cmd_args.log_interval", str(written)))
+    steps = run.test.max_steps or RECIPE_STEPS
+    for name, value in found:
+        interval = int(value) if value is not None and re.fullmatch(r"-?[0-9]{1,18}", value.strip()) else 1
+        if interval < 1:
+            yield f"{name} = {interval} must be at least 1: the job fails in its first step; remove it"
+        elif interval > 1 and steps > 2 and steps // interval < 2:
+            yield (
+                f"{name} = {interval} logs {'one time' if interval <= steps else 'no time'} in {steps} steps, so every "
+                f"night would fail for missing step times; write at most {steps // 2}, best 1"
             )

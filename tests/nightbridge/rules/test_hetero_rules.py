@@ -59,6 +59,12 @@ def broken(test: TestDefinition, limits: ClusterLimits | None = None) -> dict[st
     return {violation.rule: violation.message for violation in check_test(test, limits)}
 
 
+def test_an_interval_as_long_as_the_run_leaves_one_step_time() -> None:
+    assert "write at most 25" in broken(make_test({"log_interval": 50}))["steps-timed"]
+    assert "steps-timed" not in broken(make_test({"log_interval": 25}))
+    assert "steps-timed" not in broken(make_test({"log_interval": 100, **SAMPLES}))
+
+
 @pytest.mark.parametrize("path", TOPOLOGIES, ids=lambda path: path.stem)
 def test_a_published_topology_breaks_no_rule(path: Path) -> None:
     scenario = load(path)

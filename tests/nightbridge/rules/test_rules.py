@@ -324,6 +324,20 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     ("checkpoint-size-unknown", {"num_layers": 4}, {}, "cannot tell the size of a checkpoint of llama3_8b"),
     ("gate-band", {}, {"gate": GatePolicy(step_time=5)}, "gate.step_time = 5 is 500%; write 0.05 for 5 %"),
+    (
+        "steps-timed",
+        {"max_steps": 50},
+        {"extra_cmd_args": {"logger.log_interval": "26"}},
+        "'logger.log_interval' = 26 logs one time in 50 steps, so every night would fail for missing step times; "
+        "write at most 25, best 1",
+    ),
+    ("steps-timed", {"max_steps": 50}, {"extra_cmd_args": {"++logger.log_interval": "51"}}, "logs no time in 50 steps"),
+    (
+        "steps-timed",
+        {"max_steps": 50},
+        {"extra_cmd_args": {"logger.log_interval": "0"}},
+        "must be at least 1: the job fails",
+    ),
     ("checkpoint-interval", {}, {"harvest": HarvestPolicy(checkpoint="all")}, "write cmd_args.save_interval"),
     ("resumes", {"load_dir": "/old"}, {}, "it cannot be a baseline"),
     ("nodes-filled", {"num_gpus": 12}, {}, "tasks on each of 2, so 16 GPUs train; write num_gpus = 16"),
@@ -531,6 +545,14 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ("nodes-filled", {"num_gpus": 7, "gpu_type": "none we know"}, {}),
         ("time-limit-ambiguous", {}, {"time_limit": "1-02:30"}),
         ("profiling-window", {"max_steps": 5}, {}),
+        ("steps-timed", {"max_steps": 50}, {"extra_cmd_args": {"logger.log_interval": "25"}}),
+        ("steps-timed", {"max_steps": 2}, {"extra_cmd_args": {"logger.log_interval": "2"}}),
+        ("steps-timed", {"max_steps": 50}, {"extra_cmd_args": {"logger.tensorboard_log_interval": "50"}}),
+        (
+            "steps-timed",
+            {"max_steps": 50, "use_recipes": True},
+            {"extra_cmd_args": {"logger.log_interval": "50"}, "version": "v0.4.2"},
+        ),
         ("qwen3-tokenizer", {"model_family_name": "qwen", "model_recipe_name": "qwen3_30b_a3b"}, {}),
         (
             "qwen3-tokenizer",
