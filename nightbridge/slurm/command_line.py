@@ -19,7 +19,7 @@ from nightbridge.numbers import whole_number
 from nightbridge.processes import Finished, run
 from nightbridge.sbatch_options import parse_time_limit
 from nightbridge.slurm.protocol import Lookup
-from nightbridge.slurm.sbatch_errors import CHECK_MUNGE, known_refusal_of, last_line, refusal_of
+from nightbridge.slurm.sbatch_errors import CHECK_MUNGE, has_reason, known_refusal_of, last_line, refusal_of
 from nightbridge.slurm.states import (
     SACCT_FORMAT,
     SQUEUE_FORMAT,
@@ -101,13 +101,45 @@ class CommandLineCluster:
         argv = ("sbatch", "--parsable", "--no-requeue", *options, f"--job-name={name}", str(script))
         answer = self._run(argv, timeout=SUBMIT_TIMEOUT)
         printed = answer.stdout.decode(errors="replace")
-        if accepted := _ACCEPTED.findall(printed):
-            job_id, where = accepted[-1]
+        accepted = _ACCEPTED.findall(printed)
+        for job_id, where in accepted:
             self._check_is_here(job_id, where)
-            return int(job_id)
+        ids = {int(job_id) for job_id, _ in accepted}
+        # An sbatch that gives a reason has printed no id: a number is the wrapper's, unless it has tried again.
+        failed = bool(answer.code) and has_reason(answer.stderr)
+        if len(ids) > 1 or (ids and (failed or printed.count("\n") > 1)):
+            ids = self._id_among(ids, name, failed=failed)
+        if ids:
+            return ids.pop()
         # Of an sbatch that was killed, or ended well, a warning is no refusal.
         refused = answer.code and not _was_killed(answer)
         raise refusal_of((answer.stderr or printed) if refused else "", name)
+
+    def _id_among(self, ids: set[int], name: str, *, failed: bool) -> set[int]:
+        """The id of the job that was submitted as `name`, of numbers that sbatch printed among other lines.
+
+        A module system, a plugin of the site or its wrapper of sbatch may have printed them. Where squeue does not
+        answer, a number that is the only one is the id.
+
+        Args:
+            ids: The numbers.
+            name: The job's name.
+            failed: Whether sbatch has given a reason why it refused: then there may be none.
+
+        Raises:
+            StatusUnknown: None of them is known to be that job's, and nothing says that it was refused.
+        """
+        rows = self._live_jobs()
+        known = {row.job_id for row in rows or () if row.name == name}
+        ours = ids if rows is None and not failed else ids & known
+        if len(ours) == 1 or (failed and not ours):
+            return set(ours)
+        knows = "does not answer" if rows is None else "has no such job of this name"
+        raise StatusUnknown(
+            f"the job may exist: sbatch printed {', '.join(map(str, sorted(ids)))}, and squeue {knows}",
+            subject=name,
+            advice="It is looked up before the next try",
+        )
 
     def _check_is_here(self, job_id: str, where: str) -> None:
         """Cancel a job that a plugin of the site, or its wrapper of sbatch, has sent to another cluster, and raise.

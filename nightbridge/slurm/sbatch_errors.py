@@ -45,7 +45,8 @@ _KNOWN: tuple[ErrorPattern, ...] = (
     ),
     ErrorPattern(
         r"temporarily unable to accept job|Resource temporarily unavailable|Unable to create job record, try again"
-        r"|RPC limit exceeded|rate limit|the DB index is being set|I/O error writing script/environment",
+        r"|RPC limit exceeded|[Rr]ate limit|the DB index is being set|I/O error writing script/environment"
+        r"|[Ss]ubmissions disabled",
         JobNotAccepted, "slurmctld accepts no jobs at the moment", "Will retry",
     ),
     ErrorPattern(
@@ -110,13 +111,14 @@ _KNOWN: tuple[ErrorPattern, ...] = (
     ),
 )  # fmt: skip
 
-_BY_SITE = ErrorPattern(
-    r"Batch job submission failed|cli_filter plugin terminated",
-    LaunchRefused,
-    "the site refused the job",
-    "See the message; contact the site",
-)
+_REASON = r"Batch job submission failed|allocation failure|cli_filter plugin terminated"
+_BY_SITE = ErrorPattern(_REASON, LaunchRefused, "the site refused the job", "See the message; contact the site")
 """It adds nothing to the message: a plugin of the site may say why in lines of its own."""
+
+# Where sbatch ends with a reason, the lines before it are a plugin's of the site (job_submit's user_msg), a wrapper's,
+# or Slurm's: a limit's name alone, a library function's (`slurm_unpack_received_msg: [...] ...`), munge's.
+_HAS_REASON = re.compile(rf"(?m)^(?:\S+: error: )?(?:{_REASON})")
+_OF_SLURM = re.compile(rf"(?:\S+: error: )?(?:{_REASON}|[a-z_]*_[a-z_]+: |Munge |(?:Assoc|QOS)\w+\s*$)")
 
 
 def refusal_of(message: str, subject: str) -> NightbridgeError:
@@ -129,11 +131,15 @@ def refusal_of(message: str, subject: str) -> NightbridgeError:
         )
     if known := _first_known(message, subject):
         return known
-    lines = [last_line(line) for line in message.splitlines() if line.strip()]
-    said = "; ".join(lines[-_MAX_LINES:])
+    said = "; ".join(_lines(message)[-_MAX_LINES:])
     if classify(message, (_BY_SITE,)):
         return _BY_SITE.error(subject, said)
     return LaunchRefused(f"sbatch refused the job: {said}", subject=subject, advice="See sbatch(1)")
+
+
+def has_reason(message: str) -> bool:
+    """Whether sbatch says why it has submitted nothing, or that it cannot tell."""
+    return _HAS_REASON.search(message) is not None
 
 
 def known_refusal_of(message: str, subject: str) -> LaunchRefused | None:
@@ -143,11 +149,23 @@ def known_refusal_of(message: str, subject: str) -> LaunchRefused | None:
 
 
 def _first_known(message: str, subject: str) -> NightbridgeError | None:
-    """The error of the first known refusal that fits, with the line in which that ends."""
-    known = classify(message, _KNOWN)
-    if known is None or (found := re.search(known.pattern, message)) is None:
+    """The error of the first known refusal that fits, with the line in which that ends, and what the site says.
+
+    Where Slurm gives a reason, the words of the site decide nothing: `rate limit` in them is no busy slurmctld.
+    """
+    lines = message.splitlines()
+    of_slurm = [line for line in lines if _OF_SLURM.match(line)] if has_reason(message) else lines
+    decisive = "\n".join(of_slurm)
+    known = classify(decisive, _KNOWN)
+    if known is None or (found := re.search(known.pattern, decisive)) is None:
         return None
-    return known.error(subject, last_line(message[: found.end()] + message[found.end() :].partition("\n")[0]))
+    of_site = _lines("\n".join(line for line in lines if line not in of_slurm))[1 - _MAX_LINES :]
+    line = last_line(decisive[: found.end()] + decisive[found.end() :].partition("\n")[0])
+    return known.error(subject, "; ".join((*of_site, line)))
+
+
+def _lines(text: str) -> list[str]:
+    return [last_line(line) for line in text.splitlines() if line.strip()]
 
 
 def last_line(text: str) -> str:

@@ -1,6 +1,7 @@
 """Slurm's own commands, against real daemons, and what their texts mean."""
 
 import contextlib
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -236,6 +237,48 @@ def fake(tmp_path: Path) -> Callable[..., CommandLineCluster]:
 )
 def test_the_id_is_read_through_banners_and_cluster_names(stdout: str, fake: Callable[..., CommandLineCluster]) -> None:
     assert fake(sbatch=f"printf '{stdout}\\n'").submit("name", Path("x.sh"), []) == 4711
+
+
+@pytest.mark.parametrize(
+    "stdout",
+    ["4711\\nYour balance in GPU-hours:\\n1200", "1200\\n4711", "4711;fake\\n1200\\n", "Job 4711 it is:\\n1200"],
+)
+def test_of_several_numbers_the_id_is_that_of_the_job_with_the_name(
+    stdout: str, fake: Callable[..., CommandLineCluster]
+) -> None:
+    """What a module system, or a site's wrapper of sbatch, prints around sbatch's own line."""
+    row = "{}|PENDING|2026-01-01T00:00:00|N/A|N/A||None|{}\\t(null)\\n"
+    sbatch, config = f"printf '{stdout}\\n'", "echo 'ClusterName = fake'"
+    knows = f"printf '{row.format(1200, 'other')}{row.format(4711, 'name')}'"
+
+    if stdout.startswith("Job"):
+        with pytest.raises(StatusUnknown, match=r"printed 1200, and squeue has no such job of this name"):
+            fake(sbatch=sbatch, squeue=knows).submit("name", Path("x.sh"), [])
+        return
+    assert fake(sbatch=sbatch, squeue=knows, scontrol=config).submit("name", Path("x.sh"), []) == 4711
+    for squeue in ("exit 1", f"printf '{row.format(1200, 'other')}'", f"printf '{row.format(5, 'name')}'"):
+        with pytest.raises(StatusUnknown, match=r"printed 1200, 4711.*looked up before the next try"):
+            fake(sbatch=sbatch, squeue=squeue, scontrol=config).submit("name", Path("x.sh"), [])
+
+
+@pytest.mark.parametrize("numbers", ["1200", "77\\n1200"])
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [("Invalid qos specification", LaunchRefused), ("Socket timed out on send/recv operation", StatusUnknown)],
+)
+def test_a_number_that_a_wrapper_prints_beside_a_refusal_is_no_job(
+    reason: str, kind: type[NightbridgeError], numbers: str, fake: Callable[..., CommandLineCluster]
+) -> None:
+    said = f"printf '{numbers}\\n'; echo 'sbatch: error: Batch job submission failed: {reason}' >&2"
+    row = "1200|PENDING|2026-01-01T00:00:00|N/A|N/A||None|{}\\t(null)\\n"
+
+    for squeue in ("exit 0", "exit 1", f"printf '{row.format('other')}'"):
+        with pytest.raises(kind, match=re.escape(reason)) as refusal:
+            fake(sbatch=f"{said}; exit 1", squeue=squeue).submit("name", Path("x.sh"), [])
+        assert type(refusal.value) is kind
+    # A wrapper that has tried again.
+    tried = fake(sbatch=f"{said}; exit 1", squeue=f"printf '{row.format('name')}'")
+    assert tried.submit("name", Path("x.sh"), []) == 1200
 
 
 @pytest.mark.parametrize("end", ["exit 0", "kill -9 $$", "(kill -9 $$); exit 137"])
@@ -505,6 +548,13 @@ def test_a_slurm_conf_that_is_not_there_is_named(tmp_path: Path) -> None:
             "sbatch: error: You must set a project\nsbatch: error: Batch job submission failed: Unspecified error",
             LaunchRefused,
         ),
+        # SLURMCTLD_COMMUNICATIONS_BACKOFF since 23.11, _HARD_DROP since 24.05: the request was not looked at.
+        (
+            "sbatch: error: Batch job submission failed: Rate limit exceeded, please retry momentarily",
+            JobNotAccepted,
+        ),
+        ("sbatch: error: Batch job submission failed: Rate limit exceeded, please retry later", JobNotAccepted),
+        ("sbatch: error: Batch job submission failed: System submissions disabled", JobNotAccepted),
     ],
 )
 def test_each_refusal_is_of_its_kind(message: str, kind: type[NightbridgeError]) -> None:
@@ -536,6 +586,46 @@ def test_what_a_plugin_of_the_site_says_about_its_refusal_is_shown(message: str,
 
     assert isinstance(error, LaunchRefused)
     assert said in str(error)
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "what"),
+    [
+        ("Unspecified error", LaunchRefused, "the site refused the job"),  # slurm.ERROR
+        ("Requested time limit is invalid (missing or exceeds some limit)", LaunchRefused, "the time limit is missing"),
+        ("Resource temporarily unavailable", JobNotAccepted, "slurmctld accepts no jobs at the moment"),
+    ],
+)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Your account is above its rate limit of GPU-hours",
+        "Socket timed out? Connection reset? Not here: use QOS long",
+        "The MaxSubmitJobs page of the wiki says why, as does AssocMaxSubmitJobLimit",
+        "Book a reservation at https://site/reservation, or ask for an Invalid qos",
+    ],
+)
+def test_a_refusal_goes_by_the_reason_of_slurm_and_not_by_the_words_of_the_site(
+    words: str, reason: str, kind: type[NightbridgeError], what: str, fake: Callable[..., CommandLineCluster]
+) -> None:
+    """As sbatch 22.05 writes it where job_submit.lua calls log_user and returns an error, or a wrapper adds a line."""
+    said = f"sbatch: error: {words}\nsbatch: error: Batch job submission failed: {reason}\n"
+    tested = fake(sbatch=f"echo '{words}' >&2; echo 'allocation failure: {reason}' >&2; exit 1").test_only("job", ())
+
+    error = refusal_of(said, "job")
+
+    assert type(error) is kind
+    assert error.what.startswith(what)
+    assert error.what.endswith(f" ({words}; Batch job submission failed: {reason})")
+    assert (tested is not None and tested.what.startswith(what)) == (kind is LaunchRefused and "site" not in what)
+
+
+@pytest.mark.parametrize("words", ["Above the rate limit of this project", "Connection refused by policy"])
+def test_what_a_cli_filter_of_the_site_refuses_is_refused_for_good_whatever_it_says(words: str) -> None:
+    error = refusal_of(f"sbatch: error: lua: {words}\nsbatch: error: cli_filter plugin terminated with error\n", "job")
+
+    assert type(error) is LaunchRefused
+    assert f"the site refused the job ({words}; cli_filter" in str(error)
 
 
 @pytest.mark.parametrize("answer", ["12;gpu2", "Submitted batch job 12 on cluster gpu2"])
