@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
-from nightbridge.launch.config_container import ConfigContainer
+from nightbridge.launch.config_container import SIZES, ConfigContainer
 from nightbridge.rules.config_container_compute import QUANTISED, UNCHECKED
 from nightbridge.rules.rule import rule
 
@@ -22,6 +22,7 @@ _ROUTING = (
 _SWITCHES = (
     "Megatron-Core: transformer/transformer_config.py at 2a75ac12 (main), found by turning each switch of a dump over"
 )
+_GROUPS = "Megatron-Core: initialize_model_parallel() of parallel_state.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main)"
 _OVERLAP = "Megatron-Bridge: CommOverlapConfig in training/comm_overlap.py, from 21b02e0c (v0.3.0) to 067f987d (main)"
 
 # --- layers among the stages of a pipeline ----------------------------------------------------------------------------
@@ -238,6 +239,37 @@ def _experts(c: ConfigContainer) -> Iterator[str]:
         yield f"model.expert_model_parallel_size {parallel} needs a model with experts; write 1"
     elif experts and experts % parallel:
         yield f"model.num_moe_experts {experts} is not a multiple of expert_model_parallel_size {parallel}; change one"
+
+
+_INSTANCES = "ddp.num_distributed_optimizer_instances"
+
+
+@rule(
+    "container-expert-groups",
+    _GROUPS,
+    (*SIZES, "model.expert_model_parallel_size", "model.expert_tensor_parallel_size", _INSTANCES),
+)
+def _expert_groups(c: ConfigContainer) -> Iterator[str]:
+    """Experts are laid over the same GPUs by sizes of their own, and instances of the optimizer over the replicas."""
+    tensor, parallel = c.size("tensor_model_parallel_size"), c.size("expert_model_parallel_size")
+    stages, instances = c.size("pipeline_model_parallel_size"), c.integer(_INSTANCES) or 1
+    if not c.world_size or min(tensor, parallel, stages, instances) < 1 or c.world_size % c.model_parallel_size:
+        return
+    # Without a size of its own, which a dump does not tell, experts have that of tonight's tensor parallelism.
+    written = c.integer("model.expert_tensor_parallel_size") or tensor
+    blocks = {size: size * parallel * stages for size in sorted({written, tensor}) if size > 0}
+    if all(c.world_size % block for block in blocks.values()):
+        size, block = next(iter(blocks.items()))
+        yield (
+            f"{c.world_size} GPUs are not a multiple of expert_tensor_parallel_size {size} * "
+            f"expert_model_parallel_size {parallel} * pipeline_model_parallel_size {stages} = {block}; change one"
+        )
+        return
+    replicas = c.world_size // (tensor * stages)
+    experts = [c.world_size // block for block in blocks.values() if c.world_size % block == 0]
+    if replicas % instances or all(count % instances for count in experts):
+        what = f"{min(experts)} replicas of the experts" if replicas % instances == 0 else f"DP * CP = {replicas}"
+        yield f"{_INSTANCES} {instances} does not divide {what}; change one of them"
 
 
 _EXPERT_FIELDS = (

@@ -103,6 +103,7 @@ TOKENS = {"model.calculate_per_token_loss": True, "ddp.average_in_collective": T
 RANKED, BACKEND = {**EXPERTS, "model.moe_expert_rank_capacity_factor": 1.5}, "model.moe_flex_dispatcher_backend"
 BIASED = {**EXPERTS, "model.add_bias_linear": True, "model.bias_dropout_fusion": True, "model.moe_grouped_gemm": True}
 LATENT = {"model.moe_latent_size": 512, "model.moe_shared_expert_overlap": True}
+ETP, INSTANCES = "model.expert_tensor_parallel_size", "num_distributed_optimizer_instances"
 DEFERS = {"comm_overlap.defer_embedding_wgrad_compute": True}
 
 
@@ -113,6 +114,18 @@ def captured(*modules: str, **model: Any) -> dict[str, Any]:
 
 BREAKS: list[tuple[str, dict[str, Any], str]] = [
     ("container-world-size", {"model.transformer.tensor_model_parallel_size": 16}, "8 GPUs are not a multiple"),
+    (
+        "container-expert-groups",
+        {**EXPERTS, **STAGES, "model.expert_model_parallel_size": 4, ETP: 1},
+        "8 GPUs are not a multiple of expert_tensor_parallel_size 1 * expert_model_parallel_size 4 * "
+        "pipeline_model_parallel_size 4 = 16; change one",
+    ),
+    ("container-expert-groups", {f"ddp.{INSTANCES}": 3}, "num_distributed_optimizer_instances 3 does not divide DP"),
+    (
+        "container-expert-groups",
+        {**EXPERTS, "model.expert_model_parallel_size": 8, ETP: 1, f"ddp.{INSTANCES}": 2},
+        "num_distributed_optimizer_instances 2 does not divide 1 replicas of the experts",
+    ),
     ("container-positive", {"model.transformer.pipeline_model_parallel_size": 0}, "size 0 must be at least 1"),
     ("container-positive", {"train.micro_batch_size": 0}, "train.micro_batch_size 0 must be at least 1"),
     ("container-positive", {"optimizer.lr": float("nan")}, "optimizer.lr nan must be a finite number"),
@@ -693,6 +706,10 @@ def test_every_rule_is_broken_by_some_configuration_here() -> None:
         ("container-overlap", {**DELAYS, "model.transformer.overlap_moe_expert_parallel_comm": True}),
         ("container-recompute", SHARED),
         ("container-heads", {"model.transformer.tensor_model_parallel_size": 16}),
+        ("container-expert-groups", {**EXPERTS, "model.expert_model_parallel_size": 4}),
+        ("container-expert-groups", {**EXPERTS, "model.expert_model_parallel_size": 8, ETP: 1}),
+        ("container-expert-groups", {**EXPERTS, "model.expert_model_parallel_size": 4, ETP: 4}),
+        ("container-expert-groups", {f"ddp.{INSTANCES}": 4}),
         ("container-schedule-mixed", {"scheduler.lr_decay_samples": None}),
         ("container-weight-decay", {"scheduler.start_weight_decay": 0.1, "scheduler.end_weight_decay": 0.1}),
         ("container-aware-precision", {**AWARE, "optimizer.bf16": True}),
