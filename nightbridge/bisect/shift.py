@@ -385,7 +385,7 @@ def moved_shift(
             change = (now - level) / abs(level)
             counted = [row for row in of_levels if not is_left_out(decisions, one.name, row.order)]
             shift = _metric_shift(counted, one, bad.night, last, bad, level, now)
-            moved.append((change if one.lower_is_better else -change, shift))
+            moved.append((one.sign * change, shift))
     worse = [each for each in moved if each[0] > 0]
     if not worse:
         raise InvalidInput("no metric became worse", subject=bad.run_key, advice="Name one with --metric")

@@ -329,7 +329,7 @@ def _with_levels(ruling: Ruling, metric: Metric, night: NightRuns, seen: Seen) -
 
 def rerun_reason(metric: Metric, ruling: Ruling, seen: Seen) -> str:
     """Why further pairs are wanted, in words."""
-    away = format_change(seen.excess if metric.lower_is_better else -seen.excess)
+    away = format_change(metric.sign * seen.excess)
     left = f", left open by {format_count(ruling.proof.pairs, 'pair')}" if ruling.proof.pairs else ""
     scatter = f"single runs of this test scatter by {format_percent(round(seen.noise, 3))}"
     wanted = f"changes of {format_percent(round(seen.change, 3))} are looked for"
@@ -353,8 +353,7 @@ def moved_back(metric: Metric, nights: Sequence[NightRuns], change: float) -> fl
 
 def said(metric: Metric, control: str, ruling: Ruling, seen: Seen) -> str:
     """What the pairs say, in words; empty where they clear what was not reported. `control`: the good night."""
-    sign = 1 if metric.lower_is_better else -1
-    change, pairs = format_change(sign * ruling.proof.difference), ruling.proof
+    change, pairs = format_change(metric.sign * ruling.proof.difference), ruling.proof
     beside = f"beside the last good point, {control}, on the same nodes"
     if ruling.kind == "worse":
         new, old = (format_value(value, metric.unit) for value in (ruling.new, ruling.control))
@@ -381,8 +380,7 @@ def pair_differences(night: NightRuns, metric: Metric, field: str = "") -> list[
     for pair in pairs_of(night):
         new, control = (run_value(run, metric, field) for run in pair)
         if new is not None and control:
-            change = (new - control) / abs(control)
-            found.append(change if metric.lower_is_better else -change)
+            found.append(metric.sign * (new - control) / abs(control))
     return found
 
 

@@ -176,7 +176,7 @@ def compare_metric(metric: Metric, tonight: Tonight) -> MetricResult | None:
         return result._replace(reruns=0)
     if result.absolute or alone.comparison.change is None or result.comparison.status == "suspicious":
         return result
-    excess = alone.comparison.change * (1 if metric.lower_is_better else -1)
+    excess = metric.sign * alone.comparison.change
     strays = strays_of(metric, band, [singles[index] for index in good])
     return _with_control(result, series, explained, excess, strays)
 
@@ -216,7 +216,7 @@ def _status(metric: Metric, value: float | None, band: Band) -> ComparisonStatus
     side = band.side(value)
     if not side:
         return "passed"
-    if (side > 0) == metric.lower_is_better:
+    if metric.worse(side):
         return "regressed"
     return "suspicious" if band._replace(width=max(band.width, metric.too_good)).side(value) else "improved"
 
@@ -242,7 +242,7 @@ def _compare_runs(series: MetricSeries, explained: float, band: Band) -> MetricR
     band = band._replace(width=max(band.width, _unproven(series, band)))
     result = compare_with_band(metric, median * explained, band, min(band.nights, gate.baseline_runs))
     comparison = result.comparison.model_copy(update={"value": median})
-    agreement = agreement_of([band.side(value * explained) * (1 if metric.lower_is_better else -1) for value in runs])
+    agreement = agreement_of([metric.sign * band.side(value * explained) for value in runs])
     reason, counted = result.reason, f"in {agreement}"
     if comparison.status == "regressed" and metric.least_change and agreement.is_split:
         # A few slow steps are in some runs and not in others: only what all runs of a night have is the code's.
@@ -267,11 +267,12 @@ def _with_nights_before(
         begin: The place of the first of the nights that are worse until last night's; None where that is not.
     """
     metric, comparison, nights = series.metric, result.comparison, series.tonight.nights
-    excess = (comparison.change or 0.0) * (1 if metric.lower_is_better else -1)
+    excess = metric.sign * (comparison.change or 0.0)
     changes = [night.own.worse[metric.name] for night in nights[:-1] if metric.name in night.own.worse]
     stands = begin is not None and (comparison.status == "regressed" or excess >= abs(changes[-1]) / 2)
-    if lasting or stands:
-        since = nights[lasting.first if lasting and begin is None else begin or 0].own.night
+    first = lasting.first if lasting and begin is None else begin
+    if first is not None and (lasting or stands):
+        since = nights[first].own.night
         reason = result.reason or f"{metric.label} is worse as last night, {format_change(comparison.change)}"
         worse = comparison.model_copy(update={"status": "regressed", "since": since})
         if lasting:
@@ -459,13 +460,12 @@ def _with_control(
         needed=tonight.evidence.proof,
     )
     ruling = ruling_of(metric, series.gate, tonight.nights, seen)
-    sign = 1 if metric.lower_is_better else -1
     worse = comparison.model_copy(update={"status": "regressed"})
     if ruling.kind == "stands":
-        reason = result.reason or f"{metric.label} is worse as last night, {format_change(sign * excess)}"
+        reason = result.reason or f"{metric.label} is worse as last night, {format_change(metric.sign * excess)}"
         return MetricResult(worse, reason, proven=result.certainty)
     if ruling.kind == "unpaired":
-        away = format_change(sign * excess)
+        away = format_change(metric.sign * excess)
         reason = f"{metric.label} {away}, where the cluster had moved: no pair with both arms says that it is better"
         # What stands is what was proven: tonight's distance would tell the next night of another regression.
         return MetricResult(worse.model_copy(update={"change": last.worse[metric.name]}), reason)
@@ -478,7 +478,7 @@ def _with_control(
     if ruling.kind == "alone":
         alone = "; not confirmed beside the last good point: no pair has it from both arms"
         return result._replace(reason=result.reason + alone * (regressed and bool(tonight.nights[-1].arms)))
-    beside = {"value": ruling.new, "baseline": ruling.control, "change": sign * ruling.proof.difference}
+    beside = {"value": ruling.new, "baseline": ruling.control, "change": metric.sign * ruling.proof.difference}
     status = "regressed" if ruling.kind == "worse" else "passed" if seen.regressed else comparison.status
     comparison = comparison.model_copy(update={**beside, "status": status})
     reason = said(metric, tonight.control.night, ruling, seen)

@@ -243,7 +243,7 @@ def markdown(trial: Trial) -> str:
     for one in trial.findings:
         metric = METRIC_BY_NAME[one.metric]
         shown = [format_value(value, metric.unit) for value in (one.control, one.new)]
-        difference = format_change(one.difference if metric.lower_is_better else -one.difference)
+        difference = format_change(metric.sign * one.difference)
         lines.append(f"| {metric.label} | {' | '.join(shown)} | {difference} | {one.pairs} | {one.kind} |")
     for arm in lost:
         lines += ["", f"Pair {arm.arm.pair}, {arm.arm.role}: {arm.status}: {' '.join(arm.reason.split())}"]
@@ -268,8 +268,7 @@ def _findings(arms: Sequence[TrialArm], gate: GatePolicy, noise: Mapping[str, fl
 
 
 def _finding(metric: Metric, known: Sequence[tuple[float, float]], gate: GatePolicy, noise: float | None) -> Finding:
-    sign = 1 if metric.lower_is_better else -1
-    differences = [sign * (new - control) / abs(control) for new, control in known]
+    differences = [metric.sign * (new - control) / abs(control) for new, control in known]
     noise = metric.threshold(gate) / QUIET_SIGMAS if noise is None else noise
     change = change_looked_for(metric, gate)
     worse, better = (weigh([[way * one for one in differences]], noise, change) for way in (1, -1))

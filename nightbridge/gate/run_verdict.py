@@ -104,16 +104,6 @@ COMPARED: tuple[tuple[ComparisonStatus, VerdictStatus], ...] = (
     ("passed", VerdictStatus.PASSED),
 )
 
-MAY_BE_MODES = frozenset(
-    {
-        VerdictStatus.PASSED,
-        VerdictStatus.IMPROVED,
-        VerdictStatus.REGRESSED,
-        VerdictStatus.UNSTABLE,
-        VerdictStatus.SUSPICIOUS,
-    }
-)
-
 BAD_COMPARISONS: dict[VerdictStatus, ComparisonStatus] = {
     VerdictStatus.REGRESSED: "regressed",
     VerdictStatus.UNSTABLE: "regressed",
@@ -235,7 +225,8 @@ def _verdict(
         worse |= {GOLDEN} if golden and not (golden.as_good or golden.only_slower) else set()
         is_too_good = status is VerdictStatus.SUSPICIOUS
         too_good = {one.comparison.metric for one in results if is_too_good and one.comparison.status == "suspicious"}
-        if tonight and status in MAY_BE_MODES and (modes := slow_mode(tonight, worse, too_good)):
+        is_compared = status not in (VerdictStatus.FAILED, VerdictStatus.NO_BASELINE)
+        if tonight and is_compared and (modes := slow_mode(tonight, worse, too_good)):
             status, reasons = VerdictStatus.UNSTABLE, (modes, *reasons)
         if tonight:
             # Whatever further runs say, one that lacks something has failed.

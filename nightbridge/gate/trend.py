@@ -164,7 +164,7 @@ def lasting_improvement(metric: Metric, points: "Sequence[ChangePoint]", minimum
 
 def is_back(metric: Metric, ongoing: NewLevel, value: float, noise: float) -> bool:
     """Whether one night says that the worse level is over, before a new level is established."""
-    gained = ongoing.after - value if metric.lower_is_better else value - ongoing.after
+    gained = metric.sign * (ongoing.after - value)
     half = abs(ongoing.after - ongoing.before) / 2
     return gained > max(half, CERTAINLY_BACK * noise * abs(ongoing.after))
 

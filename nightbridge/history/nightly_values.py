@@ -292,7 +292,7 @@ def band_of(
     known = (before if is_young else singles)[-NOISE_NIGHTS:]
     # The level of a few nights is not known exactly either.
     sure = math.sqrt(1 + 1 / len(good)) if is_young else 1.0
-    noise, tail = sure * noise_of(known), sure * tail_of(known, 1 if metric.lower_is_better else -1)
+    noise, tail = sure * noise_of(known), sure * tail_of(known, metric.sign)
     least = min(metric.least(gate.least_change), threshold)
     width = max(least, min(gate.sigmas * noise, max(threshold, TOO_NOISY * noise)), tail)
     return Band(reference, width, len(good), noise)
@@ -303,7 +303,7 @@ def strays_of(metric: Metric, band: Band, singles: Sequence[float | None]) -> fl
     if not metric.least_change:
         return 0.0
     known = [value for value in singles[-NOISE_NIGHTS:] if value is not None]
-    worse = sum(band.side(value) * (1 if metric.lower_is_better else -1) > 0 for value in known)
+    worse = sum(metric.worse(band.side(value)) for value in known)
     return (1 + worse) / (2 + len(known))
 
 
@@ -351,12 +351,11 @@ def worse_nights(
     least = min(metric.least(gate.least_change), metric.threshold(gate))
     share = MEDIAN_SHARE if len(before) >= gate.cold_start else 1.0
     band = band_at(good if len(good) >= gate.cold_start else places)
-    side = 1 if metric.lower_is_better else -1
     far = band._replace(reference=found.reference, width=max(least, share * band.width))
     near = far._replace(width=EACH_SHARE * band.width)
     nearest = far._replace(width=min(band.width, abs(found.change) / 2))
-    is_worse = far.side(found.level) == nearest.side(last[-1][1]) == side
-    return found if is_worse and all(near.side(value) == side for _at, value in last) else None
+    is_worse = far.side(found.level) == nearest.side(last[-1][1]) == metric.sign
+    return found if is_worse and all(near.side(value) == metric.sign for _at, value in last) else None
 
 
 def before_worse_nights(
@@ -419,8 +418,8 @@ def times_worse(metric: Metric, runs: Sequence[HistoryRow], least: float) -> lis
     times = [1.0] * len(runs)
     if len(known) < 2 or not best:
         return times
-    noise, sign = night_noise(known), 1 if metric.lower_is_better else -1
+    noise = night_noise(known)
     for at, level, own in zip(measured_at, levels, known, strict=True):
-        worse, own_worse = (sign * (value - best) / abs(best) for value in (level, own))
+        worse, own_worse = (metric.sign * (value - best) / abs(best) for value in (level, own))
         times[at] = max(1.0, max(worse, own_worse - BY_CHANCE * noise) / max(least, noise))
     return times

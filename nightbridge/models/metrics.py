@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 NUMBER = r"([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf))"
 """A number in a log, in a pattern that ignores case."""
 
-Reduction = Literal["median", "max", "last"]
-"""What becomes of the values of a run's steps: of the steady window the median, of all of them the largest or last."""
+Reduction = Literal["median", "max"]
+"""What becomes of the values of a run's steps: of the steady window the median, or of all of them the largest."""
 
 
 class LogPattern(NamedTuple):
@@ -79,9 +79,14 @@ class Metric(NamedTuple):
         """Its name and unit above a column of a terminal's table: a word a line, the numbers need the 80 columns."""
         return "\n".join([*self.label.split(), self.unit.replace("/GPU", "\n/GPU")]).rstrip()
 
+    @property
+    def sign(self) -> Literal[1, -1]:
+        """What a change is multiplied with to be positive for the worse."""
+        return 1 if self.lower_is_better else -1
+
     def worse(self, change: float) -> bool:
         """Whether a change with this sign is for the worse."""
-        return change > 0 if self.lower_is_better else change < 0
+        return self.sign * change > 0
 
 
 _GIGABYTES_OF_A_MEBIBYTE = 2**20 / 1e9

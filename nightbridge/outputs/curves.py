@@ -300,7 +300,7 @@ def value_of(metric: Metric, curves: Curves, steady: "pd.DataFrame") -> float | 
 
     None where nothing was recorded, or where TensorBoard recorded a value that is not finite.
 
-    A median is taken of the steady window; the other reductions take all steps.
+    A median is taken of the steady window, the largest of all steps.
     """
     recorded = curves.rows_of(metric.tag)
     if metric.reduce == "median":
@@ -311,11 +311,7 @@ def value_of(metric: Metric, curves: Curves, steady: "pd.DataFrame") -> float | 
     return float(_REDUCTIONS[metric.reduce](values))
 
 
-_REDUCTIONS: dict[Reduction, Callable[[Sequence[float]], float]] = {
-    "median": statistics.median,
-    "max": max,
-    "last": lambda values: values[-1],
-}
+_REDUCTIONS: dict[Reduction, Callable[[Sequence[float]], float]] = {"median": statistics.median, "max": max}
 
 
 def with_usual_tags(table: "pd.DataFrame") -> "pd.DataFrame":
