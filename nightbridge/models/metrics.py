@@ -218,6 +218,12 @@ _ROWS = (
 METRICS = tuple(row._replace(field=row.field or row.name) for row in _ROWS)
 METRIC_BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}
 
+
+def label_of(name: str) -> str:
+    """What a metric is called in reports; one that only a newer release measures is called by its name."""
+    return METRIC_BY_NAME[name].label if name in METRIC_BY_NAME else name.replace("_", " ")
+
+
 COLUMNS = tuple(metric for metric in METRICS if metric.always)
 """The metrics that every table shows; the others are named where they are news."""
 

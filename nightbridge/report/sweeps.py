@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nightbridge.config.scenarios import scenario_toml
+from nightbridge.history.rows import facts_of
 from nightbridge.models import (
     GOLDEN,
     NO_VALUE,
@@ -147,8 +148,7 @@ def _swept_point(
 def _is_incomparable(verdict: Verdict, metric: Metric) -> bool:
     """Whether what a run measured cannot be believed, or it computes worse than it did what is not compared here."""
     if verdict.status is VerdictStatus.REGRESSED:
-        facts = {name if name == GOLDEN else METRIC_BY_NAME[name].fact for name in verdict.worse}
-        return bool(facts & {GOLDEN, "losses"} - {metric.fact})
+        return bool(facts_of(verdict.worse) & {GOLDEN, "losses"} - {metric.fact})
     return verdict.status is VerdictStatus.SUSPICIOUS
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from nightbridge.models import NO_VALUE, Comparison, Verdict, VerdictStatus
 from nightbridge.models.base import WordTable
-from nightbridge.models.metrics import COLUMNS, INVERSES, METRIC_BY_NAME
+from nightbridge.models.metrics import COLUMNS, INVERSES, label_of
 from nightbridge.numbers import format_change, format_count, format_value
 
 if TYPE_CHECKING:
@@ -150,9 +150,7 @@ def short_reason(verdict: Verdict) -> str:
     news = [item for item in verdict.comparisons if item.status == verdict.status.value]
     said = INVERSES if any(item.metric == "step_time" for item in news) else ()
     moved = [
-        f"{METRIC_BY_NAME[item.metric].label} {format_change(item.change)}".rstrip()
-        for item in news
-        if item.metric not in said
+        f"{label_of(item.metric)} {format_change(item.change)}".rstrip() for item in news if item.metric not in said
     ]
     since = f", since {verdict.since}" if verdict.news in ("standing", "worse") else ""
     if verdict.status in (VerdictStatus.REGRESSED, VerdictStatus.SUSPICIOUS) and moved:
@@ -171,7 +169,7 @@ def cell_of(comparison: Comparison, verdict: VerdictStatus) -> Cell:
     if comparison.value is not None and comparison.golden:
         golden = f"golden {format_change((comparison.value - comparison.golden) / abs(comparison.golden))}"
     return Cell(
-        label=METRIC_BY_NAME[comparison.metric].label,
+        label=label_of(comparison.metric),
         unit=comparison.unit,
         value=format_value(comparison.value),
         change=arrow + change,

@@ -331,6 +331,16 @@ def test_a_verdict_that_only_a_newer_release_gives_is_shown_by_its_name_and_alar
         Verdict.model_validate_json(verdict.model_dump_json().replace(verdict.status, "no word", 1))
 
 
+def test_a_metric_that_only_a_newer_release_measures_is_shown_by_its_name(nights: Nights) -> None:
+    verdict, rows = nights([1.0] * 8 + [1.5])
+    newer = Verdict.model_validate_json(verdict.model_dump_json().replace('"step_time"', '"stall_time"'))
+
+    assert newer.status is VerdictStatus.REGRESSED
+    assert short_reason(newer).startswith("stall time +50.0 %")
+    assert "stall time" in render((newer, rows)).text
+    assert "| ◆ regressed |" in markdown_table([newer])
+
+
 def test_sweep_points_of_one_test_are_told_apart(nights: Nights) -> None:
     text = render(
         nights([1.0], sweep_point={"cmd_args.tensor_model_parallel_size": 2}),
