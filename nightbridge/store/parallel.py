@@ -160,7 +160,7 @@ def _until_slow(function: Callable[[_Item], Result], items: Iterable[_Item]) -> 
 
 def _size(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
+        if count < 999.5:  # what is more has four digits when it is rounded to three
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.4g} TB"

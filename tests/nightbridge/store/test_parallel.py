@@ -21,6 +21,13 @@ def test_a_line_tells_files_bytes_rate_and_what_is_left() -> None:
     assert halfway.percent == 25
 
 
+def test_a_size_that_rounds_to_a_thousand_has_the_next_unit() -> None:
+    nearly = Progress(
+        step="sending", files_done=1, files_total=2, bytes_done=999_700, bytes_total=999_800_000, seconds=1
+    )
+    assert str(nearly).startswith("sending: 1 of 2 files, 1 MB of 1 GB, 1 MB/s")
+
+
 def test_before_anything_has_moved_nobody_knows_how_long_it_takes() -> None:
     start = Progress(step="sending", files_done=0, files_total=1, bytes_done=0, bytes_total=5)
     assert start.seconds_left is None
