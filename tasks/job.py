@@ -156,7 +156,7 @@ class _JobDisplay:
     def end(self, ended: Job) -> None:
         """Show the end of the log, and what became of the job."""
         self._status = ended.status
-        self._safely(lambda: self._show(self._follower.last_look()))
+        self._safely(lambda: self._show(self._follower.look(ended=True)))
 
     def masked(self, text: str) -> str:
         """A text of the run's, as it may be kept and shown: nothing of it where its secrets cannot be looked up."""

@@ -42,14 +42,13 @@ from nightbridge.models import (
     CheckpointState,
     Image,
     Job,
-    LaunchPlan,
-    Model,
     RunRecord,
     RunSpec,
     StoreSettings,
     utc_now,
 )
 from nightbridge.outputs.measurements import MeasuredRun, RunToMeasure, measure_run
+from nightbridge.outputs.run_evidence import RunToRead
 from nightbridge.store.object_store import ObjectStore
 from nightbridge.store.parallel import Progress
 
@@ -62,16 +61,15 @@ _ONE_SUBMISSION = timedelta(seconds=2)
 _log = logging.getLogger(__name__)
 
 
-class HarvestRequest(Model):
-    """Everything that a harvest works on. It holds no secret, only references to where secrets are found."""
+class HarvestRequest(RunToRead):
+    """Everything that a harvest works on. It holds no secret, only references to where secrets are found.
+
+    The attempt folder of its `plan` also takes the masked copies of the logs while they are sent.
+    """
 
     run: RunSpec
     checkout: Checkout
     image: Image
-    plan: LaunchPlan
-    """How it was launched. Its attempt folder also takes the masked copies of the logs while they are sent."""
-    jobs: tuple[Job, ...]
-    """Every attempt, oldest first; the last one is the run's."""
     store: StoreSettings
     series: str
     """That of the run in this store."""
@@ -79,11 +77,6 @@ class HarvestRequest(Model):
     """What in the checked-out code is no longer as its commits are."""
     load_with: str | None = None
     """`HarvestPlace.load_with`."""
-
-    @property
-    def job(self) -> Job:
-        """The attempt that counts."""
-        return self.jobs[-1]
 
     @property
     def prefix(self) -> str:

@@ -20,8 +20,8 @@ from pathlib import Path
 from nightbridge.errors import DamagedData, InvalidInput, PermanentError, TransientError
 from nightbridge.files import unless_away, walk
 from nightbridge.harvest.manifest import LeftOut
-from nightbridge.harvest.upload import FileKind, LocalFile, Unit
-from nightbridge.models import Checkpoint, CheckpointState, StoredFile
+from nightbridge.harvest.upload import LocalFile, Unit
+from nightbridge.models import Checkpoint, CheckpointState, FileKind, StoredFile
 from nightbridge.outputs.checkpoints import (
     LOADER_STATES,
     TRACKER,

@@ -14,13 +14,12 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from nightbridge.errors import DamagedData, InvalidInput, TransientError
 from nightbridge.files import LEAST_HOLE, copy_regular, data_from, open_regular, reading
 from nightbridge.harvest.manifest import MANIFEST, LeftOut
 from nightbridge.masking import copy_masked
-from nightbridge.models import Checkpoint, Model, StoredFile
+from nightbridge.models import Checkpoint, FileKind, Model, StoredFile
 from nightbridge.outputs.event_files import sound_length
 from nightbridge.store.checksum import FileSource, Stamp, part_size
 from nightbridge.store.object_store import ObjectStore, checked_key
@@ -32,8 +31,6 @@ TEXT_KINDS = frozenset({"log", "config", "summary"})
 MAX_EVENTS = 256 << 20
 """Bytes of an event file, of which more are stored only as far as its records are whole: a file with a hole of
 gigabytes costs its writer nothing, and the store all of it."""
-
-FileKind = Literal["checkpoint", "tensorboard", "log", "config", "summary", "metrics", "other"]
 
 
 @dataclass(frozen=True, slots=True)

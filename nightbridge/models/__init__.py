@@ -71,6 +71,7 @@ from nightbridge.models.stages import (
     Checkout,
     Checkpoint,
     CheckpointState,
+    FileKind,
     Image,
     Job,
     JobState,

@@ -181,6 +181,9 @@ class Job(StoredModel):
         return f"{self.run_key}-a{self.attempt}"
 
 
+FileKind = Literal["checkpoint", "tensorboard", "log", "config", "summary", "metrics", "other"]
+
+
 # Slots, since a run may have 100,000 of them: a model takes ten times the memory.
 @dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class StoredFile:
@@ -200,7 +203,7 @@ class StoredFile:
         default="", description="Base64 of the SHA-256 of each part, in order: a restore checks each as it arrives."
     )
     mtime_ns: int = 0
-    kind: Literal["checkpoint", "tensorboard", "log", "config", "summary", "metrics", "other"]
+    kind: FileKind
 
 
 class CheckpointState(enum.StrEnum):

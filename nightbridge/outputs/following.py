@@ -76,21 +76,15 @@ class RunFollower:
         runs = job.attempt_dir.parents[1]
         self._roots = (runs, *(folder for folder in folders if not folder.is_relative_to(runs)))
 
-    def look(self) -> LogNews:
-        """Read what is new.
+    def look(self, *, ended: bool = False) -> LogNews:
+        """Read what is new, and of a job that has ended a last line that has no line end.
 
         Raises:
             DamagedData: A log or an event file is there and cannot be read.
         """
-        return self._look(self._followed)
-
-    def last_look(self) -> LogNews:
-        """Read what is new after the job's end, with a last line that has no line end; errors are those of `look`."""
-        return self._look(self._followed.model_copy(update={"ended": True}))
-
-    def _look(self, followed: FollowedJob) -> LogNews:
         if self._died:
             return LogNews()
+        followed = self._followed.model_copy(update={"ended": ended})
         try:
             news = call_shared(_follow, followed, self._roots)
         except ReaderDied as death:

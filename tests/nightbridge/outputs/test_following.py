@@ -110,7 +110,7 @@ def test_a_damaged_event_file_is_followed_up_to_its_damage(
 def test_a_last_step_without_a_line_end_counts_when_the_job_has_ended(run_folder: RunFolder) -> None:
     follower = RunFollower(run_folder.job, ())
     run_folder.log(step(49) + step(50).rstrip("\n"))
-    while_it_runs, at_the_end = follower.look(), follower.last_look()
+    while_it_runs, at_the_end = follower.look(), follower.look(ended=True)
     assert [look.progress and look.progress.iteration for look in (while_it_runs, at_the_end)] == [49, 50]
     assert len(at_the_end.lines) == 1
 
