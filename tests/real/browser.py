@@ -1,6 +1,5 @@
 """A real Chromium without a window, driven over its DevTools protocol: Prefect's forms as a person sees them."""
 
-import base64
 import contextlib
 import itertools
 import json
@@ -109,10 +108,6 @@ class Page:
             " s.dispatchEvent(new Event('change', {bubbles: true})); return s.selectedOptions.length; })()"
         )
         assert chosen == len(choices), f"{name}: not all of {choices} can be chosen"
-
-    def screenshot(self, path: Path) -> None:
-        """Save what is seen as a PNG."""
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 NODES = ("node1", "node2")
@@ -326,16 +326,6 @@ def start_slurm(folder: Path | None = None, *, min_job_age: int = 300, extra_con
             raise TimeoutError(f"{error}\n{logs}") from error
         raise
     return daemons
-
-
-@contextlib.contextmanager
-def running_slurm(folder: Path | None = None, *, min_job_age: int = 300) -> Iterator[SlurmDaemons]:
-    """A cluster for the length of a `with` block."""
-    daemons = start_slurm(folder, min_job_age=min_job_age)
-    try:
-        yield daemons
-    finally:
-        daemons.stop()
 
 
 def _die_with_parent() -> None:

@@ -290,7 +290,6 @@ class TestPassing:
         assert failures(slower, golden) == ["performance", "slow steps"]
 
 
-HALF = range(1, STEPS // 2 + 1)
 EVERY = range(1, STEPS + 1)
 
 # What upstream's gate makes of these is in the name.
