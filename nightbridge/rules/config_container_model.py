@@ -387,11 +387,13 @@ def _overlap(c: ConfigContainer) -> Iterator[str]:
         overlaps or c.is_on("model.overlap_moe_expert_parallel_comm")
     ):
         yield "comm_overlap.delay_wgrad_compute needs comm_overlap.overlap_moe_expert_parallel_comm = true"
+    # v0.3 does not look at the modules, and its dumps lack this field.
+    is_newer = c.value("model.mtp_use_repeated_layer") is not None
+    if is_newer and c.is_on("comm_overlap.delay_wgrad_compute"):
+        yield from _delayed_gradients(c)
     if not overlaps:
         return
     staged = c.size("pipeline_model_parallel_size") > 1
-    # v0.3 does not look at the modules, and its dumps lack this field.
-    is_newer = c.value("model.mtp_use_repeated_layer") is not None
     broken = {
         "model.expert_model_parallel_size > 1": c.size("expert_model_parallel_size") == 1,
         "a virtual pipeline": staged and c.value("model.virtual_pipeline_model_parallel_size") is None,
@@ -405,6 +407,19 @@ def _overlap(c: ConfigContainer) -> Iterator[str]:
     for need, is_broken in broken.items():
         if is_broken:
             yield f"comm_overlap.overlap_moe_expert_parallel_comm needs {need}"
+
+
+def _delayed_gradients(c: ConfigContainer) -> Iterator[str]:
+    """What of the weights' gradients that are computed later a CUDA graph cannot hold."""
+    modules = {*c.captured_modules}
+    routes = "moe_router" in modules and c.value("model.moe_shared_expert_intermediate_size") is not None
+    if "attn" not in modules and (not routes or c.is_on("model.moe_shared_expert_overlap")):
+        return
+    if c.value("model.gradient_accumulation_fusion") is False:
+        yield "comm_overlap.delay_wgrad_compute with CUDA graphs needs model.gradient_accumulation_fusion = true"
+    biases = [name for name in ("model.add_bias_linear", "model.add_qkv_bias") if c.is_on(name)]
+    if "attn" in modules and biases:
+        yield f"comm_overlap.delay_wgrad_compute excludes a CUDA graph of attn with {' and '.join(biases)}; change one"
 
 
 # --- switches that need others ----------------------------------------------------------------------------------------

@@ -86,6 +86,14 @@ SHARED = {**SELECTIVE, "model.recompute_modules": ["shared_experts"], "model.moe
 DELAYS = {"comm_overlap.delay_wgrad_compute": True}
 OVERLAP = {"comm_overlap.overlap_moe_expert_parallel_comm": True}
 MOE_AGAIN, V4 = {"model.recompute_modules": ["moe"]}, "model.mtp_use_repeated_layer"
+FUSED = "model.gradient_accumulation_fusion"
+DELAYED_GRAPHS = {**DELAYS, **OVERLAP, **TE, "model.expert_model_parallel_size": 2, V4: False}
+DELAYED_ATTENTION = {**DELAYED_GRAPHS, "model.cuda_graph_modules": ["attn"]}
+DELAYED_ROUTER = {
+    **DELAYED_GRAPHS,
+    "model.cuda_graph_modules": ["moe_router"],
+    "model.moe_shared_expert_intermediate_size": 512,
+}
 CONTEXT = {"model.transformer.context_parallel_size": 2}
 LAYOUT, LAST = "model.pipeline_model_parallel_layout", "model.num_layers_in_last_pipeline_stage"
 EXPERTS = {"model.num_moe_experts": 8, "model.sequence_parallel": True}
@@ -276,6 +284,17 @@ BREAKS: list[tuple[str, dict[str, Any], str]] = [
         "cpu_offloading_num_layers 32 must be less than model.num_layers 32",
     ),
     ("container-overlap", DELAYS, "delay_wgrad_compute needs comm_overlap.overlap_moe_expert_parallel_comm = true"),
+    (
+        "container-overlap",
+        {**DELAYED_ATTENTION, FUSED: False},
+        "with CUDA graphs needs model.gradient_accumulation_fus",
+    ),
+    (
+        "container-overlap",
+        {**DELAYED_ROUTER, FUSED: False},
+        "with CUDA graphs needs model.gradient_accumulation_fusion",
+    ),
+    ("container-overlap", {**DELAYED_ATTENTION, "model.add_qkv_bias": True}, "graph of attn with model.add_qkv_bias"),
     ("container-overlap", OVERLAP, "needs model.expert_model_parallel_size > 1"),
     ("container-overlap", {**OVERLAP, **STAGES}, "needs a virtual pipeline"),
     ("container-overlap", {**OVERLAP, "model.recompute_num_layers": 1}, "needs no recomputed layers"),
@@ -703,6 +722,10 @@ def test_every_rule_is_broken_by_some_configuration_here() -> None:
         ("container-recompute", {**SELECTIVE, "model.recompute_modules": ["mla_up_proj"], "model.multi_latent_attention": True}),
         ("container-overlap", {**OVERLAP, **MOE_AGAIN, "model.expert_model_parallel_size": 2}),
         ("container-overlap", {**DELAYS, **OVERLAP, "model.expert_model_parallel_size": 2}),
+        ("container-overlap", {**DELAYED_ATTENTION, FUSED: True}),
+        ("container-overlap", {**DELAYED_ATTENTION, FUSED: False, V4: None}),
+        ("container-overlap", {**DELAYED_ROUTER, FUSED: False, "model.moe_shared_expert_intermediate_size": None}),
+        ("container-overlap", {**DELAYED_ROUTER, FUSED: True, "model.add_bias_linear": True}),
         ("container-overlap", {**DELAYS, "model.transformer.overlap_moe_expert_parallel_comm": True}),
         ("container-recompute", SHARED),
         ("container-heads", {"model.transformer.tensor_model_parallel_size": 16}),
