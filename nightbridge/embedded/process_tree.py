@@ -102,9 +102,13 @@ def read_entry(pid: int) -> ProcessEntry | None:
 
 
 def running_processes() -> dict[int, ProcessEntry]:
-    """Every process that runs now, by pid."""
-    entries = (read_entry(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return {entry.pid: entry for entry in entries if entry is not None and entry.is_running}
+    """Every process that runs now, by pid; but for those of other users where /proc hides them (`hidepid=1`)."""
+    found = {}
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with contextlib.suppress(PermissionError):
+            if (entry := read_entry(pid)) is not None and entry.is_running:
+                found[pid] = entry
+    return found
 
 
 def descendants(ancestor: int, *, without: Collection[int] = ()) -> set[int]:

@@ -1,5 +1,6 @@
 """The embedded cluster when processes die without a word: submitters and runners, at every moment."""
 
+import errno
 import json
 import os
 import random
@@ -11,11 +12,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nightbridge.embedded.jobs import JobEnd, job_dir, write_record
-from nightbridge.embedded.process_tree import identify, is_gone
+from nightbridge.embedded.process_tree import descendants, identify, is_gone
 from nightbridge.files import write_atomically
 from nightbridge.models import JobState
 from nightbridge.slurm.local import LocalCluster
@@ -353,6 +355,21 @@ def test_a_process_with_the_number_of_a_runner_of_another_host_ends_with_its_job
 
     assert ended.state is JobState.CANCELLED
     assert not is_running(child)
+
+
+def test_a_proc_that_hides_the_processes_of_other_users_hides_no_own_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_text(path: Path, **options: Any) -> str:
+        if str(path) == "/proc/1/stat":  # with the option hidepid=1 of its mount
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        return path.read_bytes().decode(errors="replace")
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        assert child.pid in descendants(os.getpid())
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_a_zombie_is_gone() -> None:
