@@ -102,10 +102,11 @@ class _Watched:
         self.error: NightbridgeError | None = None
 
     def report(self, status: JobStatus, now: float) -> None:
-        """Take in a status. Accounting that a slurmctld without its state has closed forgets who cancelled a job."""
+        """Take in a status. Accounting can forget who cancelled a job, and call lost what slurmctld has cancelled."""
         known = self.status
-        if known is not None and known.cancelled_by and status.state is JobState.CANCELLED and not status.cancelled_by:
-            status = known
+        if known is not None and status.state is JobState.CANCELLED and not status.cancelled_by:
+            by_slurm = known.state is JobState.CANCELLED and status.reason.startswith(f"{LOST}:")
+            status = known if known.cancelled_by or by_slurm else status
         if self.status is None or (status.state, status.reason) != (self.status.state, self.status.reason):
             self.changed_at = now
         with contextlib.suppress(OSError):  # the file system is away

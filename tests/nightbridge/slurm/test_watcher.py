@@ -27,6 +27,7 @@ from nightbridge.slurm.attempt_files import (
 from nightbridge.slurm.command_line import CommandLineCluster
 from nightbridge.slurm.protocol import Lookup
 from nightbridge.slurm.script import wrap_script
+from nightbridge.slurm.states import LOST
 from nightbridge.slurm.watcher import Graces, Watcher
 from tests.nightbridge.slurm.conftest import opened_attempt
 from tests.real.slurm_daemons import SlurmDaemons
@@ -518,6 +519,23 @@ def test_a_job_that_its_own_cluster_does_not_know_is_lost(
 
     assert ended.status is not None
     assert ended.status.reason.startswith("lost: unknown to Slurm")
+
+
+def test_a_job_that_slurm_itself_has_cancelled_is_not_lost_once_slurmctld_has_forgotten_it(
+    stub: StubCluster, tmp_path: Path
+) -> None:
+    """By kill_invalid_depend, where MinJobAge is shorter than the wait for whom accounting names."""
+    watcher = Watcher(stub, Graces(silent=0.3, detail=1.5, hopeless=3, lost=2, unanswered=4))
+    with ThreadPoolExecutor() as pool:
+        stub.say(1, JobState.CANCELLED, reason="DependencyNeverSatisfied")
+        end = pool.submit(watcher.follow, make_job(tmp_path))
+        wait_until(lambda: len(stub.queries) > 1)
+        stub.say(1, JobState.CANCELLED, reason=f"{LOST}: unknown to slurmctld, and cancelled by no user")
+        job = end.result(timeout=20)
+        watcher.stop()
+
+    assert job.status is not None
+    assert job.status.reason == "DependencyNeverSatisfied"
 
 
 def test_a_job_whose_end_accounting_learns_late_is_not_lost(
