@@ -39,7 +39,7 @@ _KNOWN_NAMES: dict[str, re.Pattern[str]] = {
     "pathlib._local": re.compile(r"Pure(?:Posix|Windows)?Path|(?:Posix|Windows)?Path"),
     "torch.distributed.checkpoint.metadata": _METADATA_NAMES,
     "torch.distributed._shard.sharded_tensor.metadata": _METADATA_NAMES,
-    "torch.distributed.checkpoint.filesystem": re.compile(r"_StorageInfo"),
+    "torch.distributed.checkpoint.filesystem": re.compile(r"_StorageInfo|_StoragePrefix"),
     "torch.distributed.checkpoint.planner": re.compile(r"SavePlan|WriteItem|WriteItemType|TensorWriteData"),
     "megatron.core.dist_checkpointing.strategies.torch": re.compile(r"MCoreMetadata|MCoreSavePlan"),
 }

@@ -1,5 +1,7 @@
 """`data/*.metadata` were written by torch 2.13.0: two ranks saved a small model with torch.distributed.checkpoint, once as
-it is, and once with the local plans that Megatron-Core keeps in it (`all_local_plans`)."""
+it is, and once with the local plans that Megatron-Core keeps in it (`all_local_plans`).
+`data/megatron_core_0_19_second_save.metadata` is that of the second asynchronous save of two ranks with Megatron-Core
+0.19.2, nvidia-resiliency-ext of August 2026 and `ckpt_assume_constant_structure`."""
 
 import builtins
 import os
@@ -40,6 +42,13 @@ def test_what_torch_wrote_is_read_without_torch(name: Any) -> None:
         for shard in ("__0_0.distcp", "__1_0.distcp")
     }
     assert ends == {"__0_0.distcp": 4671, "__1_0.distcp": 7509}  # the sizes of the shards that torch wrote
+
+
+def test_a_second_save_that_took_over_the_plans_of_the_first_has_no_unknown_class() -> None:
+    metadata = read_metadata(DATA / "megatron_core_0_19_second_save.metadata")
+    assert metadata.unknown == ()
+    assert metadata.has("common_state")
+    assert not metadata.nested
 
 
 class _Reduces:
