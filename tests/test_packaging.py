@@ -1,6 +1,7 @@
 """What is installed: one package, which no folder of a user can hide, and which loads Prefect only where it is needed."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -177,6 +178,17 @@ def test_mypy_and_the_contracts_see_all_of_it() -> None:
     assert tools["mypy"]["strict"]
     assert "nightbridge" in tools["mypy"]["files"]
     assert tools["importlinter"]["root_packages"] == ["nightbridge"]
+
+
+def test_no_module_imports_what_mypy_skips() -> None:
+    mypy = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]
+    skipped = [override["module"] for override in mypy["overrides"] if override.get("follow_imports") == "skip"]
+    names = "|".join(name.removesuffix(".*") for modules in skipped for name in modules)
+    imports = re.compile(rf"^ *(?:from|import) +(?:{names})\b.*", re.MULTILINE)
+    sources = [path for folder in mypy["files"] for path in (ROOT / folder).rglob("*.py")]
+
+    assert names
+    assert [f"{path}: {found}" for path in sources for found in imports.findall(path.read_text(encoding="utf-8"))] == []
 
 
 def test_entry_points_and_deployments_name_the_package() -> None:
