@@ -153,21 +153,23 @@ FLAGS: tuple[Flag, ...] = (
     Flag("num_distributed_optimizer_instances", "", "integer", "unsent"),
 )
 
-_LONG: Mapping[str, str] = {
-    "gpu_type": "--gpu",
-    "tp": "--tensor_model_parallel_size",
-    "pp": "--pipeline_model_parallel_size",
-    "cp": "--context_parallel_size",
-    "vp": "--virtual_pipeline_model_parallel_size",
-    "ep": "--expert_model_parallel_size",
-    "et": "--expert_tensor_parallel_size",
-    "mb": "--micro_batch_size",
-    "gb": "--global_batch_size",
+MEGATRON_NAMES: Mapping[str, str] = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "vp": "virtual_pipeline_model_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "et": "expert_tensor_parallel_size",
+    "mb": "micro_batch_size",
+    "gb": "global_batch_size",
 }
+"""Sizes, with what the fields of Megatron's configurations and the launcher's long options call them."""
+
+_LONG = {"gpu_type": "gpu", **MEGATRON_NAMES}
 """Long names of options that are not those of their fields."""
 
 SPELLINGS: Mapping[str, Flag] = {
-    option: flag for flag in FLAGS if flag.option for option in (flag.option, _LONG.get(flag.field, f"--{flag.field}"))
+    option: flag for flag in FLAGS if flag.option for option in (flag.option, f"--{_LONG.get(flag.field, flag.field)}")
 }
 """Every flag by its short and its long name; the same in all releases that have it."""
 

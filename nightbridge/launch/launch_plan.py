@@ -197,8 +197,7 @@ def launcher_version(known: KnownFlags) -> Version:
 
 
 def _check_test(test: TestDefinition, known: KnownFlags, cluster: ClusterSettings) -> None:
-    refused = (*unknown_flags(test, known), *wrong_choices(test, known), *unsafe_values(test, launcher_version(known)))
-    problems = [f"{path}: {reason}" for path, reason in refused]
+    problems = [*unknown_flags(test, known), *wrong_choices(test, known), *unsafe_values(test, launcher_version(known))]
     problems += [
         f"env_vars.{name} of {cluster.name}: {value!r} {reason}"
         for name, value in cluster.env_vars.items()
@@ -368,16 +367,16 @@ _SPELLINGS = {
 """How the launcher wants what Megatron-Core has another word for."""
 
 
-def unknown_flags(test: TestDefinition, known: KnownFlags) -> Iterator[tuple[str, str]]:
+def unknown_flags(test: TestDefinition, known: KnownFlags) -> Iterator[str]:
     """Fields whose flag that launcher does not have, each with the reason."""
     for field, value in test.cmd_args.items():
         flag = TEST_FLAGS[field]
         if flag.option and flag.option not in known and FORMATS[flag.format](flag.option, value):
             since = f"; it exists from {flag.first} on" if flag.first > (0, 3, 0) else ""
-            yield f"cmd_args.{field}", f"the launcher has no flag {flag.option}{since}"
+            yield f"cmd_args.{field}: the launcher has no flag {flag.option}{since}"
 
 
-def wrong_choices(test: TestDefinition, known: KnownFlags) -> Iterator[tuple[str, str]]:
+def wrong_choices(test: TestDefinition, known: KnownFlags) -> Iterator[str]:
     """Fields whose value that launcher does not allow, each with the values it does."""
     for field, value in test.cmd_args.items():
         flag = TEST_FLAGS[field]
@@ -390,14 +389,14 @@ def wrong_choices(test: TestDefinition, known: KnownFlags) -> Iterator[tuple[str
                 lower = {one.lower(): one for one in allowed}
                 nearest = difflib.get_close_matches(word.lower(), lower, n=1)
                 hint = _SPELLINGS.get((field, word)) or (f"; did you mean {lower[nearest[0]]!r}?" if nearest else "")
-                yield f"cmd_args.{field}", f"{word!r} is not one of {', '.join(allowed)}{hint}"
+                yield f"cmd_args.{field}: {word!r} is not one of {', '.join(allowed)}{hint}"
 
 
 _KEPT_BY_LAUNCHER = "additional_slurm_params"
 """Read by the launcher alone from v0.5.0 on, in no batch script: its own separator, a semicolon, is safe there."""
 
 
-def unsafe_values(test: TestDefinition, version: Version) -> Iterator[tuple[str, str]]:
+def unsafe_values(test: TestDefinition, version: Version) -> Iterator[str]:
     """Texts that would not reach the job of a version's launcher as they are written, each with the reason."""
     for field, value in test.cmd_args.items():
         if isinstance(value, _NUMBERS):
@@ -405,16 +404,16 @@ def unsafe_values(test: TestDefinition, version: Version) -> Iterator[tuple[str,
         is_kept = field == _KEPT_BY_LAUNCHER and version >= V0_5_0
         for part in str(value).split(";") if is_kept else [value]:
             for word, problem in _unsafe_words(field, tuple(part) if isinstance(part, list) else part):
-                yield f"cmd_args.{field}", f"{word!r} {problem}"
+                yield f"cmd_args.{field}: {word!r} {problem}"
     for key, text in test.extra_cmd_args.items():
         if reason := why_unsafe(key.removeprefix("~")) or why_unsafe_escaped(text):
-            yield f"extra_cmd_args.{key}", f"{_override(key, text)!r} {reason}"
+            yield f"extra_cmd_args.{key}: {_override(key, text)!r} {reason}"
     for mount in test.extra_container_mounts:
         if reason := why_unsafe(mount) or ("contains a comma: mounts are separated by it" if "," in mount else None):
-            yield "extra_container_mounts", f"{mount!r} {reason}"
+            yield f"extra_container_mounts: {mount!r} {reason}"
     for name, text in test.extra_env_vars.items():
         if reason := why_unsafe_variable(name, text):
-            yield f"extra_env_vars.{name}", f"{text!r} {reason}"
+            yield f"extra_env_vars.{name}: {text!r} {reason}"
 
 
 @lru_cache(maxsize=4096)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nightbridge.launch import syntax_tree
+from nightbridge.launch.flags import MEGATRON_NAMES
 from nightbridge.launch.versions import RELEASES, Version, version_for_pin
 from nightbridge.models import Model
 
@@ -21,14 +22,7 @@ _RECIPES = Path("src/megatron/bridge/perf_recipes")
 
 _FIELDS = {
     "num_gpus": "num_gpus",
-    "tensor_model_parallel_size": "tp",
-    "pipeline_model_parallel_size": "pp",
-    "context_parallel_size": "cp",
-    "virtual_pipeline_model_parallel_size": "vp",
-    "expert_model_parallel_size": "ep",
-    "expert_tensor_parallel_size": "et",
-    "global_batch_size": "gb",
-    "micro_batch_size": "mb",
+    **{name: field for field, name in MEGATRON_NAMES.items()},
     "use_megatron_fsdp": "use_megatron_fsdp",
     "nccl_ub": "nccl_ub",
     "cuda_graph_impl": "cuda_graph_impl",

@@ -117,7 +117,7 @@ _PARSER = "Megatron-Bridge: scripts/performance/argument_parser.py at the pinned
 @rule("flag-exists", _PARSER, ("cmd_args", "git_repos"), alone=True)
 def _flag_exists(run: RuleContext) -> Iterator[str]:
     """The launcher's parser exits on an option that its version does not have."""
-    return (f"{field}: {reason}" for field, reason in unknown_flags(run.test, run.known))
+    return unknown_flags(run.test, run.known)
 
 
 _ELSEWHERE = {
@@ -152,7 +152,7 @@ def _flag_decided(run: RuleContext) -> Iterator[str]:
 @rule("choice", _PARSER, ("cmd_args", "git_repos"), alone=True)
 def _choice(run: RuleContext) -> Iterator[str]:
     """The launcher's parser exits on a value that is not among an option's choices."""
-    return (f"{field}: {reason}" for field, reason in wrong_choices(run.test, run.known))
+    return wrong_choices(run.test, run.known)
 
 
 @rule("version-unknown", _PARSER, ("git_repos",), "warning")
@@ -177,7 +177,7 @@ def _version_unknown(run: RuleContext) -> Iterator[str]:
 )
 def _launch_safe(run: RuleContext) -> Iterator[str]:
     """The batch script quotes arguments in a way that some characters do not survive."""
-    return (f"{field}: {reason}" for field, reason in unsafe_values(run.test, run.version))
+    return unsafe_values(run.test, run.version)
 
 
 _HYDRA = "Hydra 1.3: the grammar of overrides"

@@ -22,7 +22,7 @@ from typing import Any, Generic, Literal, TypeVar
 from nightbridge.launch.config_container import ConfigContainer
 from nightbridge.launch.config_schema import ConfigSchema, released_schema
 from nightbridge.launch.config_source import read_schema
-from nightbridge.launch.flags import KnownFlags, items_of, known_in
+from nightbridge.launch.flags import MEGATRON_NAMES, KnownFlags, items_of, known_in
 from nightbridge.launch.launch_plan import launcher_version
 from nightbridge.launch.parser_source import known_flags, launcher_of
 from nightbridge.launch.resources import gpus_per_node, nodes_for, num_gpus
@@ -41,14 +41,8 @@ PARALLEL = ("tp", "pp", "cp")
 """The sizes whose product is one copy of a model."""
 
 SIZE_OVERRIDES = {
-    "train.global_batch_size": "gb",
-    "train.micro_batch_size": "mb",
-    "model.tensor_model_parallel_size": "tp",
-    "model.pipeline_model_parallel_size": "pp",
-    "model.context_parallel_size": "cp",
-    "model.virtual_pipeline_model_parallel_size": "vp",
-    "model.expert_model_parallel_size": "ep",
-    "model.expert_tensor_parallel_size": "et",
+    **{f"train.{MEGATRON_NAMES[size]}": size for size in ("gb", "mb")},
+    **{f"model.{MEGATRON_NAMES[size]}": size for size in (*PARALLEL, "vp", "ep", "et")},
     "model.num_layers": "num_layers",
 }
 """Overrides of sizes, each with the key of `[cmd_args]` that says the same and wins where both are written."""
@@ -252,14 +246,11 @@ class RuleContext:
         value = self.args.get(field)
         return value if isinstance(value, int) and value > 0 else None
 
-    def sizes(self, *fields: str) -> dict[str, int]:
-        """Those of the fields that are written, with their positive whole numbers."""
-        return {field: size for field in fields if (size := self.integer(field)) is not None}
-
     def layout(self, *fields: str) -> dict[str, int]:
-        """`sizes`, and those that are written as overrides alone."""
-        found = self.sizes(*fields) | {field: size for field, (_, size) in self.overridden(*fields).items() if size > 0}
-        return {field: found[field] for field in fields if field in found}
+        """Those of the fields that are written, be it as overrides alone, with their positive whole numbers."""
+        overridden = self.overridden(*fields)
+        found = {field: overridden[field][1] if field in overridden else self.integer(field) for field in fields}
+        return {field: size for field, size in found.items() if size is not None and size > 0}
 
     def shown(self, sizes: Mapping[str, int]) -> str:
         """Sizes as a product, each under the name that it is written by."""
