@@ -443,14 +443,13 @@ def _check_index(path: Path, content: Any) -> None:
     names: dict[str, set[str]] = defaultdict(set)
     try:
         for tensor, file in content["weight_map"].items():
-            names[str(PurePosixPath(file).name)].add(tensor)
+            names[str(PurePosixPath(file))].add(tensor)
     except (TypeError, KeyError, AttributeError) as error:
         raise DamagedData(f"{path.name} has no map of its tensors", subject=str(path)) from error
     for file, tensors in names.items():
-        try:
-            with open_regular(path.parent / file) as stream:
-                header = _safetensors_header(stream)
-        except FileNotFoundError:
-            raise DamagedData(f"{file}, which {path.name} names, is missing", subject=str(path)) from None
+        if problem := shard_problem(path.parent, file, 0):
+            raise DamagedData(f"{problem}, and {path.name} names it", subject=str(path))
+        with open_regular(path.parent / file) as stream:
+            header = _safetensors_header(stream)
         if lost := tensors - set(header or ()):
             raise DamagedData(f"{file} lacks {len(lost)} tensors that {path.name} names", subject=str(path))

@@ -236,6 +236,31 @@ def test_an_export_that_was_killed_before_its_last_weights_is_damaged(
     assert (f"there is no {missing}" if missing else "model-00001-of-00002.safetensors is a safetensors") in reason
 
 
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [
+        ("weights/{}", ""),
+        ("weights/../weights/{}", "model-00001-of-00002.safetensors lies outside the checkpoint"),
+        ("/weights/{}", "model-00001-of-00002.safetensors lies outside the checkpoint"),
+        ("{}", "shard model-00001-of-00002.safetensors is missing, and model.safetensors.index.json names it"),
+    ],
+)
+def test_an_index_names_its_files_by_their_path_in_the_export(copy: Any, named: str, reason: str) -> None:
+    """Megatron-Bridge keeps the folders that the source's own index names."""
+    path = folder_of(copy("Hugging Face"))
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    index["weight_map"] = {tensor: named.format(file) for tensor, file in index["weight_map"].items()}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (path / "weights").mkdir()
+    for file in path.glob("*.safetensors"):
+        file.rename(path / "weights" / file.name)
+
+    state, said = checkpoint_state(path)
+
+    assert state is (CheckpointState.DAMAGED if reason else CheckpointState.UNPROVEN)
+    assert (reason or "is a safetensors file, which has no checksum") in said
+
+
 def test_a_file_that_no_check_covers_is_named(copy: Any) -> None:
     path = folder_of(copy("Bridge, common.pt"))
     for name in ("tokenizer.model", "merges.txt"):
