@@ -10,7 +10,6 @@ change whose cause was searched once is not searched again, however the history 
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from urllib.parse import quote
 
 from pydantic import Field
 
@@ -31,7 +30,7 @@ from nightbridge.gate.decisions import Decision
 from nightbridge.history.nightly_values import nights_of
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import Bump, NightId, RangeCommit, RunRecord, RunSpec, StoredModel, VerdictStatus
-from nightbridge.store.object_store import ObjectStore, read_stored
+from nightbridge.store.object_store import ObjectStore, folder_of_series, read_stored
 
 ROOT = "attributions"
 
@@ -163,7 +162,7 @@ def plans_of(store: ObjectStore, cluster: str, series: str) -> Iterator[Attribut
     Raises:
         DamagedData: One of them cannot be read.
     """
-    keys = [item.key for item in store.list(_folder(cluster, series)) if item.key.endswith("/plan.json")]
+    keys = [item.key for item in store.list(folder_of_series(ROOT, cluster, series)) if item.key.endswith("/plan.json")]
     yield from filter(None, (_read(store, key) for key in reversed(keys)))
 
 
@@ -193,7 +192,7 @@ def keep_plan(store: ObjectStore, plan: AttributionPlan) -> AttributionPlan:
 
 def folder_of(plan: AttributionPlan) -> str:
     """Where everything about an attribution is kept."""
-    return f"{_folder(plan.cluster, plan.series)}/{plan.attribution_id}"
+    return f"{folder_of_series(ROOT, plan.cluster, plan.series)}/{plan.attribution_id}"
 
 
 def begun_designs(store: ObjectStore, plan: AttributionPlan) -> tuple[PlannedRun, ...]:
@@ -272,10 +271,6 @@ def plan_of_range(plan: AttributionPlan, searched: SearchedRange) -> BisectPlan:
         **dict(searched),
         **{name: getattr(plan, name) for name in SearchTarget.model_fields},
     )
-
-
-def _folder(cluster: str, series: str) -> str:
-    return f"{ROOT}/{quote(cluster, safe='')}/{series}"
 
 
 def _read(store: ObjectStore, key: str) -> AttributionPlan | None:

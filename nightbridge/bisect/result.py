@@ -16,6 +16,7 @@ from nightbridge.history.nightly_values import BROKEN
 from nightbridge.history.rows import gpu_hours, measured, other_losses
 from nightbridge.models import Model, RunRecord, StoredModel, Verdict, VerdictStatus
 from nightbridge.models.base import slug_in
+from nightbridge.models.metrics import label_of
 from nightbridge.numbers import format_change, format_count, format_value
 from nightbridge.store.object_store import ObjectStore, read_stored
 
@@ -212,15 +213,19 @@ def target_text(target: SearchTarget) -> str:
     if isinstance(target.levels, Failure):
         return target.levels.question
     change = (target.levels.bad - target.levels.good) / abs(target.levels.good)
-    return f"{metric_named(target.metric).label} {format_change(change)}"
+    return f"{label_of(target.metric)} {format_change(change)}"
 
 
 def _shown(plan: BisectPlan, place: int, result: BisectResult) -> str:
     """What the runs of a place measured: the median, or how many failed."""
-    values = [one.value for one in _measured(result.points) if one.place == place]
+    values = _values_at(place, result)
     if isinstance(plan.levels, Failure):
         return f"{int(sum(values))} of {len(values)} {plan.levels.shown}"
     return format_value(statistics.median(values), plan.unit)
+
+
+def _values_at(place: int, result: BisectResult) -> list[float]:
+    return [one.value for one in _measured(result.points) if one.place == place]
 
 
 def _answer_lines(result: BisectResult) -> Iterable[str]:
@@ -298,7 +303,7 @@ def _disagreements(result: BisectResult) -> Iterable[str]:
     levels, ends = result.plan.levels, {0: "good", len(result.plan.all_commits): "bad"}
     middle = 0.5 if isinstance(levels, Failure) else (levels.good + levels.bad) / 2
     for place, name in ends.items():
-        values = [one.value for one in _measured(result.points) if one.place == place]
+        values = _values_at(place, result)
         beyond = sum(value > middle for value in values)
         if 0 < beyond < len(values):
             few = min(beyond, len(values) - beyond)

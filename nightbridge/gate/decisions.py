@@ -21,7 +21,6 @@ Nothing is deleted: the nights stay in the history, and the changes in the trend
 import hashlib
 from collections.abc import Sequence
 from typing import Literal
-from urllib.parse import quote
 
 from pydantic import AwareDatetime, Field
 
@@ -29,7 +28,7 @@ from nightbridge.errors import InvalidInput
 from nightbridge.history.rows import HistoryRow
 from nightbridge.models import MetricName, Model, StoredModel, VerdictStatus, night_order
 from nightbridge.models.metrics import METRIC_BY_NAME
-from nightbridge.store.object_store import ObjectStore, read_stored
+from nightbridge.store.object_store import ObjectStore, folder_of_series, read_stored
 
 ROOT = "decisions"
 WITHDRAWN = ".withdrawn"
@@ -116,7 +115,7 @@ def record_decision(store: ObjectStore, decision: Decision) -> str:
     _check_author(decision, decision.series)
     data = decision.model_dump_json(indent=2).encode() + b"\n"
     name = f"{decision.when:%Y%m%dT%H%M%S%f}-{hashlib.sha256(data).hexdigest()[:10]}.json"
-    key = f"{_folder(decision.cluster, decision.series)}{name}"
+    key = f"{folder_of_series(ROOT, decision.cluster, decision.series)}/{name}"
     store.put_if_absent(key, data)
     return key
 
@@ -143,7 +142,7 @@ def list_decisions(store: ObjectStore, cluster: str = "", series: str = "") -> t
         DamagedData: One cannot be read. Leaving it out would repeat the alert, or hide later changes.
     """
     what, advice = "not a decision", "Fix or delete it"
-    keys = {found.key for found in store.list(_folder(cluster, series) if series else f"{ROOT}/")}
+    keys = {found.key for found in store.list(folder_of_series(ROOT, cluster, series) if series else ROOT)}
     found = []
     for key in keys:
         if key.endswith(WITHDRAWN):
@@ -272,7 +271,3 @@ def _overrules(later: Decision, earlier: Decision) -> bool:
 def _check_author(said: Decision | Withdrawal, series: str) -> None:
     if not said.who.strip() or not said.why.strip():
         raise InvalidInput("a decision needs an author and a reason", subject=series, advice="Give --who and --why")
-
-
-def _folder(cluster: str, series: str) -> str:
-    return f"{ROOT}/{quote(cluster, safe='')}/{series}/"

@@ -375,10 +375,10 @@ def _joined(rule: str, faults: Sequence[str]) -> Iterator[GoldenFault]:
 
 # Tag of TensorBoard, and what it is multiplied with, by Megatron-Bridge's name in golden files.
 BRIDGE_TAGS: Mapping[str, tuple[str, float]] = {
-    "lm loss": ("lm loss", 1.0),
-    "elapsed time per iteration (ms)": ("iteration-time", 1e3),
-    "GPU utilization": ("throughput/tflops/device", 1.0),
-    "grad norm": ("grad-norm", 1.0),
+    LOSS: ("lm loss", 1.0),
+    STEP_TIME: ("iteration-time", 1e3),
+    UTILISATION: ("throughput/tflops/device", 1.0),
+    GRAD_NORM: ("grad-norm", 1.0),
 }
 
 # The first value counts, as upstream reads it; of `max_reserved` the largest.
@@ -423,8 +423,8 @@ def run_values(scalars: "pd.DataFrame | None", summary: Summary, golden: GoldenV
     """
     curves = _curves(scalars)
     if golden.format == "megatron-lm":
-        metrics = {name: curves.get(name, {}) for name in {*golden.metrics, "grad norm"}}
-        metrics["grad norm"] = curves.get("grad-norm", {})
+        metrics = {name: curves.get(name, {}) for name in golden.metrics}
+        metrics[GRAD_NORM] = curves.get("grad-norm", {})
         values = golden_of_steps({name: curve for name, curve in metrics.items() if curve}, {})
         peaks = {name: max(known.values()) for name in golden.memory if (known := values.metrics.get(name))}
         return values.model_copy(update={"format": "megatron-lm", "memory": peaks})

@@ -31,7 +31,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote
 
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
@@ -39,7 +38,7 @@ from pydantic_core import from_json, to_json
 from nightbridge.errors import DamagedData, TransientError
 from nightbridge.history.rows import HistoryRow, columns, table_of
 from nightbridge.models import has_date, night_order, utc_now
-from nightbridge.store.object_store import ObjectInfo, ObjectStore
+from nightbridge.store.object_store import ObjectInfo, ObjectStore, folder_of_series
 from nightbridge.store.parallel import in_parallel
 
 ROWS_TOGETHER = 128
@@ -233,8 +232,8 @@ class SeriesObjects(NamedTuple):
 
 
 def series_folder(cluster: str, series: str) -> str:
-    """Where the objects of a series are. A cluster may be called anything, so its name is quoted."""
-    return f"{ROOT}/{quote(cluster, safe='')}/{series}"
+    """Where the objects of a series are."""
+    return folder_of_series(ROOT, cluster, series)
 
 
 def put_row(store: ObjectStore, row: HistoryRow) -> None:

@@ -34,7 +34,7 @@ from nightbridge.history.rows import COMPLETE_OUTCOMES, HistoryRow, row_of, tabl
 from nightbridge.launch.config_container import ConfigContainer, parse_container
 from nightbridge.models import GOOD_VERDICTS, RunSpec, StoredModel, Verdict, has_date, slug, utc_now
 from nightbridge.models.series import former_series_id, series_id
-from nightbridge.store.object_store import ObjectStore, read_stored
+from nightbridge.store.object_store import ObjectStore, folder_of_series, read_stored
 
 ALIASES = "aliases"
 
@@ -85,7 +85,7 @@ def kept_as(store: ObjectStore, cluster: str, series: str) -> str:
 
 
 def _alias_key(cluster: str, series: str) -> str:
-    return f"{ALIASES}/{quote(cluster, safe='')}/{series}.json"
+    return f"{folder_of_series(ALIASES, cluster, series)}.json"
 
 
 def has_rows(store: ObjectStore, cluster: str, series: str) -> bool:

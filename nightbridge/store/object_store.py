@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 from datetime import datetime
 from typing import NamedTuple, Protocol, TypeVar
+from urllib.parse import quote
 
 import pydantic
 
@@ -171,6 +172,11 @@ def checked_key(key: str) -> str:
 def checked_folder(prefix: str) -> str:
     """Return a prefix as `a/b/`, or `""` for the whole store. Prefixes are folders: `a/b` is not part of `a/bc`."""
     return checked_key(prefix.rstrip("/")) + "/" if prefix.rstrip("/") else ""
+
+
+def folder_of_series(root: str, cluster: str, series: str) -> str:
+    """What belongs to a series, below a folder of the store. A cluster may be called anything: its name is quoted."""
+    return f"{root}/{quote(cluster, safe='')}/{series}"
 
 
 def _invalid_because(key: str) -> str:
