@@ -24,7 +24,7 @@ from nightbridge.config.arguments import (
 )
 from nightbridge.config.cloudai_compat import check_options, gate_of, sbatch_options, split_drawn, sweep_of
 from nightbridge.config.documents import Findings, KeyPath, Layered
-from nightbridge.config.schema import TestTable, check_table
+from nightbridge.config.schema import TestTable, check_table, keys_by_table
 from nightbridge.errors import PermanentError
 from nightbridge.files import read_regular
 from nightbridge.launch.flags import expands
@@ -56,14 +56,14 @@ def define_test(
     Returns:
         The test, or an invalid test with every violation and what is readable of it; and the warnings.
     """
-    findings = Findings(source)
+    hetero = source.table.get("test_template_name") == HETERO_MIMO
+    findings = Findings(source, keys_by_table(hetero=hetero))
     table = check_table(source, findings)
     readable: TestDefinition | None = None
     choice = SweepChoice()
     if table is not None:
         fields = [field.removeprefix(f"{CMD_ARGS}.") for field in table.sweep.fields]
         choice = SweepChoice(fields, table.dse_excluded_args, table.env_params)
-    hetero = source.table.get("test_template_name") == HETERO_MIMO
     arguments = read_hetero_arguments(findings) if hetero else read_arguments(findings, choice)
     if table is not None:
         if not (hetero or any(repo.launcher is not None or repo.is_megatron_bridge for repo in table.git_repos)):

@@ -262,8 +262,9 @@ def _has(table: Any, path: KeyPath) -> bool:
 class Findings:
     """Collects problems and warnings while a test is read, so that all of them are reported at once."""
 
-    def __init__(self, source: Layered) -> None:
+    def __init__(self, source: Layered, tables: Mapping[str, Iterable[str]] | None = None) -> None:
         self.source = source
+        self.tables = tables or {}  # the keys of each, by what it is called, to say where one of them belongs
         self.problems: dict[Violation, None] = {}  # in their order, and each once
         self.warnings: list[Violation] = []
 
@@ -276,8 +277,10 @@ class Findings:
         self.warnings.append(finding(self.source.where(path), path, message, "warning"))
 
     def unknown(self, path: KeyPath, known: Iterable[str]) -> None:
-        """Add a key that does not exist, with the nearest one that does."""
-        self.problem(path, unknown_key(str(path[-1]), known))
+        """Add a key that does not exist, with the nearest one that does, here or in another table."""
+        key, here = str(path[-1]), f"[{dotted(path[:-1])}]"
+        others = {ours: table for table, keys in self.tables.items() if table != here for ours in keys}
+        self.problem(path, f"unknown key{_meant_elsewhere(key, known, others) or meant(key, known)}")
 
     def taken(self, table: Table, ignored: Mapping[str, str], base: KeyPath = ()) -> dict[str, Any]:
         """The table at `base` without keys that are accepted and do nothing; each is a warning, with its reason."""
@@ -339,6 +342,17 @@ def meant(name: str, known: Iterable[str]) -> str:
         return f"; it is a table of the test, [{name}]"
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def _meant_elsewhere(name: str, known: Iterable[str], others: Mapping[str, str]) -> str:
+    """The same of a key of another table, by `others`, where no key of this one is as near."""
+    names, ours = {*known}, ELSEWHERE.get(name, name)
+    if ours in names or name in TABLES:
+        return ""
+    if ours in others:
+        return f"; write {'it' if ours == name else ours} in {others[ours]}"
+    near = difflib.get_close_matches(name, [*sorted(names), *others], n=1, cutoff=0.8)
+    return f"; did you mean {near[0]!r} of {others[near[0]]}?" if near and near[0] not in names else ""
 
 
 # --- a table as a model ----------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 `explain_key` says in words what it has of a key.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
@@ -93,6 +93,19 @@ class TestTable(AgentFields):
     )
     extra_srun_args: str | tuple[str, ...] = Field((), description="Further options of the job, as `--name=value`.")
     training_report: TrainingReport | None = Field(None, description="Steps that statistics leave out (CloudAI).")
+
+
+def keys_by_table(*, hetero: bool) -> Mapping[str, Iterable[str]]:
+    """The keys of each table of a test, by what a message calls it; `hetero` for two grids."""
+    return {
+        "the site's file": ("account", "partition"),
+        "[[git_repos]]": GitRepo.model_fields,
+        "[sweep]": SweepPolicy.model_fields,
+        "[harvest]": HarvestPolicy.model_fields,
+        "[gate]": GatePolicy.model_fields,
+        "[cmd_args]": HeteroArguments.model_fields if hetero else TEST_FLAGS,
+        "the test itself, before its tables": TestTable.model_fields,
+    }
 
 
 def check_table(source: Layered, findings: Findings) -> TestTable | None:
