@@ -13,7 +13,8 @@ from nightbridge.launch.parser_source import newest_parser
 from nightbridge.launch.resources import gpus_per_node
 from nightbridge.launch.versions import HEAD
 from nightbridge.models import ClusterLimits, Image, RunSpec, Site
-from nightbridge.rules import launcher, required
+from nightbridge.rules import launcher
+from nightbridge.rules.required import TIMES, untimed_steps
 from nightbridge.rules.rule import RuleContext, cmd_args, is_local, rule
 
 _MIMO = "Megatron-LM: examples/mimo/training/args.py at d98e8a64 (main of August 2026)"
@@ -255,4 +256,10 @@ def _extra(run: RuleContext) -> Iterator[str]:
 
 
 resumes = replace(launcher.resumes, fields=(*cmd_args("load_dir finetune"), "extra_cmd_args"))
-steps_timed = replace(required.steps_timed, fields=cmd_args("max_steps train_samples gb log_interval"))
+
+
+@rule("steps-timed", TIMES, cmd_args("max_steps train_samples gb log_interval"))
+def _steps_timed(run: RuleContext) -> Iterator[str]:
+    """A step time is the mean of an interval, and a night of one mean fails for the steps without."""
+    if interval := run.integer("log_interval"):
+        yield from untimed_steps(run, "cmd_args.log_interval", interval)

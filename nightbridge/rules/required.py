@@ -161,26 +161,29 @@ def _unread(run: RuleContext) -> Iterator[str]:
             )
 
 
-_TIMES = (
+TIMES = (
     "nightbridge: the steady window of outputs; Megatron-Bridge: training_log() of training/utils/train_utils.py, from "
     "21b02e0c (v0.3.0) to 067f987d (main of August 2026)"
 )
 
 
-@rule("steps-timed", _TIMES, (*cmd_args("max_steps use_recipes"), "extra_cmd_args", "git_repos"))
-def steps_timed(run: RuleContext) -> Iterator[str]:
+@rule("steps-timed", TIMES, (*cmd_args("max_steps use_recipes"), "extra_cmd_args", "git_repos"))
+def _steps_timed(run: RuleContext) -> Iterator[str]:
     """A step time is the mean of an interval, and a night of one mean fails for the steps without."""
-    overrides = () if run.args.get("use_recipes") and run.version < V0_5_0 else overrides_of(run.test)  # all dropped
-    found = [(f"extra_cmd_args: {key!r}", value) for key, path, value in overrides if path == "logger.log_interval"]
-    if written := run.integer("log_interval"):
-        found.append(("cmd_args.log_interval", str(written)))
+    if run.args.get("use_recipes") and run.version < V0_5_0:  # which drops all overrides
+        return
+    for key, path, value in overrides_of(run.test):
+        if path == "logger.log_interval" and value is not None and re.fullmatch(r"-?[0-9]{1,18}", value.strip()):
+            yield from untimed_steps(run, f"extra_cmd_args: {key!r}", int(value))
+
+
+def untimed_steps(run: RuleContext, name: str, interval: int) -> Iterator[str]:
+    """What is wrong with an interval of the log, in steps, that is written under this name."""
     steps = run.test.max_steps or RECIPE_STEPS
-    for name, value in found:
-        interval = int(value) if value is not None and re.fullmatch(r"-?[0-9]{1,18}", value.strip()) else 1
-        if interval < 1:
-            yield f"{name} = {interval} must be at least 1: the job fails in its first step; remove it"
-        elif interval > 1 and steps > 2 and steps // interval < 2:
-            yield (
-                f"{name} = {interval} logs {'one time' if interval <= steps else 'no time'} in {steps} steps, so every "
-                f"night would fail for missing step times; write at most {steps // 2}, best 1"
-            )
+    if interval < 1:
+        yield f"{name} = {interval} must be at least 1: the job fails in its first step; remove it"
+    elif interval > 1 and steps > 2 and steps // interval < 2:
+        yield (
+            f"{name} = {interval} logs {'one time' if interval <= steps else 'no time'} in {steps} steps, so every "
+            f"night would fail for missing step times; write at most {steps // 2}, best 1"
+        )
