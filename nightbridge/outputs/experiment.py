@@ -151,19 +151,20 @@ def _sorted_files(tree: "_Tree", job: Job, output_dir: Path | None) -> RunOutput
 
 
 def _unknown_products(tree: "_Tree", output: RunOutput) -> Iterator[NotStored]:
-    """One for each entry of the run's folders that is, or holds, files that no rule knows.
+    """One for each entry of the run's and the checkpoints' folders that is, or holds, files that no rule knows.
 
     That are those which are neither stored, nor part of a checkpoint, nor the launcher's own.
     """
     known = {*output.logs, *output.sbatch_logs, *output.event_files, *output.profiles, *output.attempt_files}
     known |= {path for path in (output.config_container, output.repo_status) if path is not None}
     known |= {folder / name for folder in tree.save_dirs for name in TRACKERS}
+    folders = (*tree.folders, *tree.save_dirs)
     found: dict[Path, list[int]] = {}
     for path in tree.files:
         inside = path.relative_to(output.job_dir).as_posix() if path.is_relative_to(output.job_dir) else ""
         if path in known or any(fnmatchcase(inside, pattern) for pattern in _LAUNCHER_FILES):
             continue
-        root = max((each for each in tree.folders if path.is_relative_to(each)), key=lambda each: len(each.parts))
+        root = max((each for each in folders if path.is_relative_to(each)), key=lambda each: len(each.parts))
         found.setdefault(root / path.relative_to(root).parts[0], []).append(_bytes_of(path))
     for entry, sizes in found.items():
         files = f"{len(sizes)} file{'s' * (len(sizes) != 1)}, {sum(sizes)} bytes"

@@ -139,6 +139,18 @@ class TestReadRun:
             (f"{run_folder.job_dir}/hf_export", "no rule stores it (2 files, 1000 bytes)"),
         )
 
+    def test_local_checkpoints_among_stored_ones_are_noted_by_their_own_folder(
+        self, run_folder: RunFolder, write_checkpoint: Callable[..., Path]
+    ) -> None:
+        write_checkpoint(run_folder.job_dir / "checkpoints", iteration=10)
+        for rank in (0, 1):
+            run_folder.write(f"checkpoints/local/{rank}/iter_0000015_{rank}_local.pt", "x" * 50)
+        output = read_run(run_folder.job, None)
+        assert [(each.iteration, each.state) for each in output.checkpoints] == [(10, "complete")]
+        assert output.not_stored == (
+            (f"{run_folder.job_dir}/checkpoints/local", "no rule stores it (2 files, 100 bytes)"),
+        )
+
     def test_where_a_data_loader_stood_is_no_checkpoint_of_its_own(
         self, run_folder: RunFolder, write_checkpoint: Callable[..., Path]
     ) -> None:
