@@ -15,7 +15,8 @@ re-runs that it requests, and the verdict on all of them, as the night's flow do
 
 Nodes and cluster are common to the two arms of a pair, which run one after the other on the same nodes; a run's own
 noise is not. What a run measures besides its steps is modelled: start-up and checkpoint 12 % log-normal, the time after
-the last step 50 % around 90 s, first step and warm-up 5 %, grad norm 5 %, loss 0.1 %, memory 0.05 % from run to run.
+the last step 50 % around 90 s, first step and warm-up 5 %, grad norm 5 %, loss 0.1 %, memory 0.05 % from run to run;
+reserved memory --reserved, 1 %, and with --layouts that share of the runs has 8 % more of it.
 
 An alarm is a verdict that is not green and is news (`gate.trend`); unstable ones are counted apart. Printed are alarms
 for each series and year, after night 60 and before it, which metrics raised them, how many series were ever called
@@ -87,15 +88,19 @@ CHANGES = {
     "checkpoint +20 %": 14,
     "checkpoint +50 %": 3,
     "checkpoint +100 %": 3,
+    "reserved +10 %": 3,
+    "reserved +20 %": 3,
 }
 """What is planted, and within how many nights it is to be found. Seeds go by the place: new ones come last."""
-BY_DEFAULT = [name for name in CHANGES if not name.startswith(("checkpoint", "step +1 "))]
+BY_DEFAULT = [name for name in CHANGES if not name.startswith(("checkpoint", "reserved", "step +1 "))]
 
 EARLY, YEAR, FOUND_WITHIN = 60, 365, 14
 PLACES = 40
 """Allocations of a night: its own run's, and one for each re-run or pair."""
 BUSY_TIMES = 3.0
 """How many times as long a save takes on a busy file system."""
+LAYOUT_TIMES = 1.08
+"""How many times as much the allocator reserves where its blocks fell another way."""
 
 QUIET = np.exp(0.003 * np.random.default_rng(0).standard_normal(40))
 """The steps of the canary, as steady as people choose one."""
@@ -253,6 +258,21 @@ OFTEN = Saving()
 """As most tests of the benchmark: `save_interval` is written, and arms save as well."""
 
 
+class Reserving(NamedTuple):
+    """How the allocator's reserved memory scatters from run to run, relative, and the share of runs with more of it."""
+
+    scatter: float = 0.01
+    layouts: float = 0.0
+
+    def memory(self, rng: np.random.Generator) -> float:
+        """Of one run, in GB."""
+        other = LAYOUT_TIMES if rng.random() < self.layouts else 1.0
+        return 90.0 * other * (1 + self.scatter * float(rng.standard_normal()))
+
+
+STEADY = Reserving()
+
+
 class Simulation(NamedTuple):
     """One simulated test: its nights, the noise of its steps, its policy, and what is planted from night 60 on."""
 
@@ -263,6 +283,7 @@ class Simulation(NamedTuple):
     what: str
     factor: float
     saving: Saving = OFTEN
+    reserving: Reserving = STEADY
 
     def run(self, number: int, repeat: int = 0, verdict: Verdict | None = None) -> RunRecord:
         """A run of a night: its own, or the further one of that number that a verdict requests."""
@@ -277,6 +298,7 @@ class Simulation(NamedTuple):
         summary = summary_of(rng, self.residual, speed, *others)
         slow = (summary.checkpoint_time or 0.0) * worse.get("checkpoint", 1.0)
         update = {"checkpoint_time": self.saving.time(arm, slow, float(rng.random()))}
+        update["reserved_memory"] = self.reserving.memory(rng) * worse.get("memory", 1.0) * worse.get("reserved", 1.0)
         summary = summary.model_copy(update=update | ({"teardown_time": None} if arm else {}))
         return record_at(self.template, number, self.simulated.nodes[number], summary, arm, repeat)
 
@@ -320,6 +342,7 @@ def make_simulation(
     gate: GatePolicy,
     seed: Seed,
     saving: Saving = OFTEN,
+    reserving: Reserving = STEADY,
 ) -> Simulation:
     rng = np.random.default_rng(seed)
     residual = noise[int(rng.integers(len(noise)))]
@@ -332,14 +355,21 @@ def make_simulation(
         arguments = {name: value for name, value in test.cmd_args.items() if name != "save_interval"}
         test = test.model_copy(update={"cmd_args": arguments})
     template = template.model_copy(update={"spec": template.spec.model_copy(update={"test": test})})
-    return Simulation(template, simulated, residual, seed, what, factor, saving)
+    return Simulation(template, simulated, residual, seed, what, factor, saving, reserving)
 
 
 def run_series(
-    kind: str, change: str, nights: int, noise: Sequence[Array], gate: GatePolicy, seed: Seed, saving: Saving = OFTEN
+    kind: str,
+    change: str,
+    nights: int,
+    noise: Sequence[Array],
+    gate: GatePolicy,
+    seed: Seed,
+    saving: Saving = OFTEN,
+    reserving: Reserving = STEADY,
 ) -> Tally:
     """One test over so many nights, with a change from night 60 on where one is named."""
-    test = make_simulation(kind, change, nights, noise, gate, seed, saving)
+    test = make_simulation(kind, change, nights, noise, gate, seed, saving, reserving)
     quiet = np.random.default_rng((*seed, 1))
     rows: list[HistoryRow] = []
     canary: list[HistoryRow] = []
@@ -406,6 +436,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--pairs", type=int, default=1)
     parser.add_argument("--saves-once", action="store_true", help="the test saves at its end, and its arms do not")
     parser.add_argument("--busy", type=float, default=0.0, help="share of saves that take three times as long")
+    parser.add_argument("--reserved", type=float, default=0.01, help="relative scatter of the reserved memory")
+    parser.add_argument("--layouts", type=float, default=0.0, help="share of runs that reserve 8 %% more memory")
     parser.add_argument("--only", nargs="+", help="these metrics are all that is judged, in a tenth of the time")
     parser.add_argument("--others", action="store_true", help="judge the same nights by other methods as well")
     parser.add_argument("--otava", help="a Python that has apache-otava")
@@ -417,7 +449,11 @@ def main(arguments: Sequence[str]) -> None:
     print(f"noise of {len(noise)} runs, seed {given.seed}, {given.series} series of {given.nights} nights of each kind")
     if given.only:
         run_verdict.METRICS = tuple(METRIC_BY_NAME[name] for name in given.only)  # type: ignore[attr-defined]
-    by_gate = partial(run_series, saving=Saving(given.saves_once, given.busy))
+    by_gate = partial(
+        run_series,
+        saving=Saving(given.saves_once, given.busy),
+        reserving=Reserving(given.reserved, given.layouts),
+    )
     series: dict[str, Callable[..., Tally]] = {f"control {given.control}": by_gate}
     if given.others:
         series |= {"golden, 5 %": partial(judge_by, golden), "Perfherder": partial(judge_by, perfherder)}

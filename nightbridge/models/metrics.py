@@ -137,6 +137,26 @@ _ROWS = (
         ),
         reduce="max",
     ),
+    # What the allocator holds for tensors that come and go, which fragmentation makes more of; its blocks depend on the
+    # order of what is freed, so that a small change says nothing.
+    Metric(
+        "reserved_memory",
+        label="reserved memory",
+        unit="GB",
+        band=0.1,
+        least_change=0.05,
+        fact="memory",
+        tag="memory/mem-max-reserved-gigabytes",
+        other_tags=(("mem-reserved-bytes", 1e-9),),
+        log=(
+            LogPattern("mem-max-reserved", rf"\bmem-max-reserved-gigabytes: {NUMBER}"),
+            LogPattern("max_reserved_MB", rf"\bmax_reserved_MB={NUMBER}", _GIGABYTES_OF_A_MEBIBYTE),
+            LogPattern(
+                "max reserved", rf"memory \(MB\) \|.{{0,200}}?\bmax reserved: {NUMBER}", _GIGABYTES_OF_A_MEBIBYTE
+            ),
+        ),
+        reduce="max",
+    ),
     Metric(
         "final_loss",
         label="final loss",

@@ -138,6 +138,7 @@ class GatePolicy(Model):
     tflops_per_gpu: float = _band("tflops_per_gpu")
     tokens_per_gpu: float = _band("tokens_per_gpu")
     peak_memory: float = _band("peak_memory")
+    reserved_memory: float = _band("reserved_memory")
     startup_time: float = _band("startup_time")
     teardown_time: float = _band("teardown_time")
     checkpoint_time: float = _band("checkpoint_time")

@@ -271,6 +271,7 @@ class Summary(StoredModel):
     tflops_per_gpu_spread: float | None = Field(None, description="As step_time_spread.")
     tokens_per_second_per_gpu: float | None = Field(None, description="Over the steady window, tokens / s / GPU.")
     peak_memory: float | None = Field(None, description="Largest mem-max-allocated, gigabytes.")
+    reserved_memory: float | None = Field(None, description="Largest mem-max-reserved, gigabytes.")
     final_loss: float | None = Field(None, description="lm loss of the last step.")
     loss_min: float | None = Field(None, description="Smallest finite lm loss of all steps.")
     loss_max: float | None = Field(None, description="Largest finite lm loss of all steps.")

@@ -93,7 +93,7 @@ def rising_after(step: int) -> Change:
 
 def cut(change: Callable[[int], Change], count: int, **fields: Any) -> dict[str, Any]:
     """Fields of a run that has only some of its iterations."""
-    per_step = ("seconds", "loss", "grad_norm", "memory", "rate", "pauses", "skipped", "nan")
+    per_step = ("seconds", "loss", "grad_norm", "memory", "reserved", "rate", "pauses", "skipped", "nan")
     return {name: change(count) for name in per_step} | fields
 
 
@@ -175,6 +175,8 @@ BROKEN = (
     broken("memory 1 % more", "memory", "regressed", memory=times(1.01)),
     broken("memory grows by 5 %", "memory leak", "regressed", memory=growing(0.05)),
     broken("a peak of memory at step 37", "memory peak", "regressed", memory=times(1.5, [37])),
+    broken("20 % more memory reserved", "memory reserved", "regressed", reserved=times(1.2)),
+    broken("reserved memory grows by a fifth", "memory fragments", "regressed", reserved=growing(0.2)),
     broken("memory above the GPU's", "impossible memory", "failed", memory=to(130.0)),
     broken("half of the memory", "too good", "suspicious", memory=times(0.5)),
     # --- loss --------------------------------------------------------------------------------------------------------
@@ -438,6 +440,7 @@ def test_a_good_run_of_a_deterministic_test_is_green(deterministic_nights: Histo
         pytest.param({"banner": ""}, id="nothing about the GPU"),
         pytest.param({"world_size": None}, id="TensorBoard without the world size"),
         pytest.param({"seconds": times(0.95)}, id="5 % faster"),
+        pytest.param({"reserved": times(1.04)}, id="4 % more memory reserved"),
         pytest.param({"validation": (3.1, 2.9)}, id="a validation loss as well"),
     ],
 )

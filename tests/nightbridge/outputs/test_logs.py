@@ -196,18 +196,21 @@ class TestWholeLogs:
             "[Rank 8] (after 2 iterations) memory (GB) | mem-max-allocated-gigabytes: 41.5 | mem-alloc-retires: 0\n"
         )
         assert max(read(text).values["peak_memory"]) == 41.5
+        assert max(read(text).values["reserved_memory"]) == 99.0
 
     @pytest.mark.parametrize(
         "text",
         [
             " [mem] iter=2 rank=0 alloc_MB=30000 max_alloc_MB=39000 reserved_MB=50000 max_reserved_MB=50000\n"
             " [mem] iter=2 rank=9 alloc_MB=30000 max_alloc_MB=40000 reserved_MB=50000 max_reserved_MB=50000\n",
-            "[Rank 0] (after 2 iterations) memory (MB) | allocated: 30000.0 | max allocated: 40000.0 | reserved: 50000.0\n",
+            "[Rank 0] (after 2 iterations) memory (MB) | allocated: 30000.0 | max allocated: 40000.0 | reserved: 49000.0"
+            " | max reserved: 50000.0\n",
         ],
         ids=["heterogeneous loop", "Megatron-LM"],
     )
     def test_memory_in_mebibytes_is_read_as_gigabytes(self, read: Callable[..., LogReading], text: str) -> None:
         assert max(read(text).values["peak_memory"]) == pytest.approx(40000 * 1024**2 / 1e9)
+        assert max(read(text).values["reserved_memory"]) == pytest.approx(50000 * 1024**2 / 1e9)
 
     def test_saved_checkpoints_are_listed_and_scheduled_ones_are_not(self, read: Callable[..., LogReading]) -> None:
         text = (
