@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from prefect.client.schemas.objects import State
-from prefect.states import Completed, Failed
+from prefect.context import FlowRunContext
+from prefect.states import Cancelled, Completed, Failed
 
-from nightbridge.errors import InvalidInput, NightbridgeError
+from nightbridge.errors import InvalidInput, NightbridgeError, RunCancelled
+from nightbridge.flows.threads import heeds_cancellation
 from nightbridge.models import Model, NightReport, Verdict, VerdictStatus, worst_status
-from nightbridge.tasks.context import run_log
+from nightbridge.tasks.context import CancelledByPerson, raise_if_interrupted, run_log
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,19 +71,40 @@ def ends_plainly(call: Callable[P, State[R]]) -> Callable[P, State[R]]:
 
     Prefect logs the end of a flow run after the flow has returned, so such errors are logged without a traceback until
     the process ends, which a worker has started for this flow run alone; the Python API takes it back (`plain_errors`).
+
+    One that a person cancels, and that has no worker which would end it, ends as Cancelled.
     """
 
     @functools.wraps(call)
     def run(*arguments: P.args, **named: P.kwargs) -> State[R]:
         _log_errors_plainly()
         try:
-            return call(*arguments, **named)
+            with heeds_cancellation():
+                return call(*arguments, **named)
+        except CancelledByPerson:
+            return _cancelled()
         except NightbridgeError as error:
             run_log().error("%s", error, extra={"ends_flow": True})  # who called it as a function says it, too
             status = VerdictStatus.INVALID if isinstance(error, InvalidInput) else VerdictStatus.INFRASTRUCTURE
             return Failed(name=_title(status), message=str(error), data=error)
 
     return run
+
+
+def _cancelled() -> State[Any]:
+    """The end of a flow run that a person cancelled, after its hooks: Prefect calls them where it ends one itself."""
+    context = FlowRunContext.get()
+    assert context is not None
+    assert context.flow is not None
+    assert context.flow_run is not None
+    run_log().warning("a person cancelled this flow run")
+    state: State[Any] = Cancelled(message="A person cancelled it")
+    for hook in context.flow.on_cancellation_hooks:
+        try:
+            hook(context.flow, context.flow_run, state)
+        except Exception as error:  # the reaper repeats what is not recorded as done
+            run_log().error("its jobs may live: %s", error)
+    return state
 
 
 def _log_errors_plainly() -> None:
@@ -129,8 +152,14 @@ def result_of(state: State[Any]) -> Any:
     too, when the server's answer to its last state was lost and the state was sent again.
 
     Raises:
+        RunCancelled: A person cancelled it.
+        CancelledByPerson: The flow run around it is cancelled.
         Exception: What the flow died of, when it did not choose its end.
     """
+    if state.is_cancelled():
+        raise_if_interrupted()
+        flow_run, advice = state.state_details.flow_run_id, "`nightbridge status` shows what became of its jobs"
+        raise RunCancelled("a person cancelled it in Prefect", subject=f"flow run {flow_run}", advice=advice)
     # Called from an async flow, Prefect would return a coroutine.
     returned = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]
     if isinstance(returned, BadEnd):

@@ -17,12 +17,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from prefect import runtime
 from prefect._internal.control_listener import get_intent
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
@@ -31,8 +33,14 @@ from prefect.exceptions import Pause, TerminationSignal
 from prefect.states import Cancelled, Crashed
 
 from nightbridge.processes import GUARD, end_within
-from nightbridge.tasks.context import interrupted_together, raise_if_interrupted, this_flow_run
-from nightbridge.tasks.prefect_calls import show
+from nightbridge.tasks.context import (
+    CancelledByPerson,
+    Interruption,
+    interrupted_together,
+    raise_if_interrupted,
+    this_flow_run,
+)
+from nightbridge.tasks.prefect_calls import client_retries, show
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -165,7 +173,7 @@ def _has_own_process() -> bool:
 
 def _state_after(cause: BaseException) -> State[Any]:
     """The state of a subflow that could not report its own."""
-    if isinstance(cause, TerminationSignal) and get_intent() == "cancel":
+    if isinstance(cause, CancelledByPerson) or (isinstance(cause, TerminationSignal) and get_intent() == "cancel"):
         return Cancelled(message="The night was cancelled.")
     if isinstance(cause, Pause):
         # Not one that is to be rescheduled: without a deployment it could never be resumed.
@@ -184,6 +192,60 @@ def _end_subflows(state: State[Any]) -> None:
     with get_client(sync_client=True) as client:
         for flow_run in client.read_flow_runs(flow_run_filter=unfinished):
             client.set_flow_run_state(flow_run.id, state, force=True)
+
+
+# --- cancelled where no worker is ------------------------------------------------------------------------------------
+
+CANCELLED_SECONDS = 5.0
+"""Between two looks whether a flow run without a worker is cancelled."""
+
+_heeded: contextvars.ContextVar[bool] = contextvars.ContextVar("nightbridge_heeded", default=False)
+"""Whether the flow around this one hears of a cancellation."""
+
+
+@contextmanager
+def heeds_cancellation() -> Iterator[None]:
+    """Let a person's cancellation in Prefect end what runs in the block, and all threads and programs of it.
+
+    A worker ends the process of a flow run that it has started. One that a person started, by the command line or from
+    Python, has nobody but itself to look.
+
+    Raises:
+        CancelledByPerson: The flow run is cancelled.
+    """
+    flow_run, over = this_flow_run(), threading.Event()
+    is_heeded = flow_run is None or _heeded.get() or _has_own_process()
+    before = _heeded.set(True)
+    try:
+        with interrupted_together() as interruption:
+            if flow_run is not None and not is_heeded:
+                look = partial(_look_for_cancellation, interruption, over)
+                run = contextvars.copy_context().run
+                threading.Thread(target=run, args=(look,), name="cancellation", daemon=True).start()
+            try:
+                yield
+            except Exception:
+                if interruption.cause is None:
+                    raise
+                raise CancelledByPerson from None  # what it has broken off failed for no other reason
+    finally:
+        over.set()
+        _heeded.reset(before)
+
+
+def _look_for_cancellation(interruption: Interruption, over: threading.Event) -> None:
+    """Interrupt this flow run once it, or what it was called in, is cancelled; end its programs until it is over."""
+    while not (over.wait(_LOOK_AGAIN) or interruption.cause):
+        # Why Prefect does not answer is told by the flow run itself, which asks more of it.
+        with suppress(Exception), get_client(sync_client=True) as client, client_retries(0):
+            ids = [runtime.flow_run.id, runtime.flow_run.root_flow_run_id]
+            cancelled = {"type": {"any_": [StateType.CANCELLING, StateType.CANCELLED]}}
+            wanted = FlowRunFilter.model_validate({"id": {"any_": ids}, "state": cancelled})
+            while not (over.wait(CANCELLED_SECONDS) or interruption.cause):
+                if client.read_flow_runs(flow_run_filter=wanted, limit=1):
+                    interruption.cause = CancelledByPerson()
+    while not over.wait(_KILL_AGAIN):
+        GUARD.kill_interrupted()
 
 
 # --- outside of event loops -------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@
         ├── InvalidInput        the user's input is wrong; nothing was started
         ├── AccessRefused       a repository does not let us in
         ├── LaunchRefused       Slurm or the launcher refused the job for good
+        ├── RunCancelled        a person cancelled the flow run in Prefect
         └── DamagedData         something that was written is not what it should be
 
 A stage retries after a `TransientError` only (see `tasks/stage.py`); every other error ends it at once.
@@ -86,6 +87,10 @@ class AccessRefused(PermanentError):
 
 class LaunchRefused(PermanentError):
     """Slurm or the launcher refused the job for good (account, partition, QOS, a bad flag)."""
+
+
+class RunCancelled(PermanentError):
+    """A person cancelled the flow run in Prefect; its jobs are cancelled, too."""
 
 
 class DamagedData(PermanentError):

@@ -104,6 +104,10 @@ class NightContext:
             self._changed.wait(seconds)
 
 
+class CancelledByPerson(BaseException):
+    """A person has cancelled the flow run in Prefect, and no worker is there to end its process."""
+
+
 @dataclass
 class Interruption:
     """What ended a flow run, for the threads of its subflows: it, or what it is called by."""
@@ -175,6 +179,7 @@ def raise_if_interrupted() -> None:
         KeyboardInterrupt: The process is ending. Prefect takes it for a crash and retries nothing.
         TerminationSignal: The same, by SIGTERM; Prefect knows whether that was a person's cancellation.
         Pause: A person has suspended the flow run; the wait is resumed with it.
+        CancelledByPerson: A person has cancelled a flow run that has no worker.
     """
     if context := FlowRunContext.get():
         context.flow_run_suspension_request.raise_if_requested()
@@ -186,6 +191,8 @@ def raise_if_interrupted() -> None:
             raise TerminationSignal(signal=cause.signal)
         case Pause() as cause:
             raise Pause(state=cause.state)
+        case CancelledByPerson():
+            raise CancelledByPerson
         case _:
             raise KeyboardInterrupt("the process was interrupted; submitted jobs keep running")
 

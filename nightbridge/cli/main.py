@@ -19,9 +19,9 @@ import typer.main
 
 from nightbridge import __version__
 from nightbridge.cli import causes, first_steps, history, runs, store, validate
-from nightbridge.cli.options import EXIT_INTERNAL, EXIT_INVALID
+from nightbridge.cli.options import EXIT_CANCELLED, EXIT_INTERNAL, EXIT_INVALID
 from nightbridge.cli.output import note, write_nowhere
-from nightbridge.errors import InvalidInput, NightbridgeError
+from nightbridge.errors import InvalidInput, NightbridgeError, RunCancelled
 from nightbridge.processes import end_after_signals
 
 EXIT_INTERRUPTED, EXIT_UNREAD, EXIT_TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGPIPE, 128 + signal.SIGTERM
@@ -160,6 +160,8 @@ def _ending(error: BaseException, *command: str) -> tuple[str, int]:
     match error:
         case InvalidInput():
             return str(error), EXIT_INVALID
+        case RunCancelled():
+            return str(error), EXIT_CANCELLED
         case NightbridgeError():
             return str(error), EXIT_INTERNAL
         case OSError():  # a file or folder that this machine does not let us read or write

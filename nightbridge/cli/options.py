@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SITE_VARIABLE = "NIGHTBRIDGE_SITE"
 """The environment variable that names the site file."""
 
-EXIT_INVALID, EXIT_INTERNAL = 2, 4
+EXIT_INVALID, EXIT_CANCELLED, EXIT_INTERNAL = 2, 3, 4
 
 _R = TypeVar("_R")
 

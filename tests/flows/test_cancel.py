@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,14 @@ from typing import Any
 import pytest
 
 from examples.practice.repositories import PracticeRepositories, commit_behaviour
+from nightbridge.blocks import load_site
 from nightbridge.embedded.jobs import all_jobs
-from nightbridge.models import ClusterSettings
+from nightbridge.models import ClusterSettings, SiteChoice
+from nightbridge.nights.records import find_nights
 from nightbridge.slurm.local import LocalCluster
+from nightbridge.tasks.site_access import store_of
 from tests.conftest import BUCKET
-from tests.flows.practice_night import Entry, set_remote, write_scenario, write_site
+from tests.flows.practice_night import NIGHTBRIDGE, Entry, set_remote, write_scenario, write_site
 from tests.real.prefect_harness import deploy
 from tests.real.prefect_server import PrefectServer
 from tests.real.s3_proxy import LOST, Answer, Request, proxy_to
@@ -39,6 +42,7 @@ class Night:
     folder: Path
     server: PrefectServer
     flow_run: str = ""
+    begun: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     @property
     def workspace(self) -> Path:
@@ -60,6 +64,18 @@ class Night:
         deployment = self.look("deployments/name/nightly-regression/person")["id"]
         path = f"deployments/{deployment}/create_flow_run"
         self.flow_run = self.ask(path, parameters={**given, "night": "n1"})["id"]
+
+    def start_by_hand(self, *program: str | Path) -> "subprocess.Popen[str]":
+        """Start it without a worker, as a person does in a terminal; wait until the first of its two jobs runs."""
+        process = subprocess.Popen(
+            program, env=self.server.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.wait_until(lambda: process.poll() is not None or self.jobs() == ["RUNNING"])
+        own = {"name": {"any_": ["two by-hand"]}, "start_time": {"after_": self.begun.isoformat()}}
+        self.wait_until(lambda: process.poll() is not None or self.ask("flow_runs/filter", flow_runs=own))
+        (found,) = self.ask("flow_runs/filter", flow_runs=own)
+        self.flow_run = found["id"]
+        return process
 
     def set_state(self, kind: str) -> None:
         self.ask(f"flow_runs/{self.flow_run}/set_state", state={"type": kind})
@@ -129,18 +145,25 @@ def worker(
 
 
 @pytest.fixture
-def night(
-    worker: PrefectServer, repositories: PracticeRepositories, environments_dir: Path, tmp_path: Path
+def prepared(
+    prefect_server: PrefectServer, repositories: PracticeRepositories, environments_dir: Path, tmp_path: Path
 ) -> Iterator[Night]:
+    """A night that nobody has started yet."""
     commit_behaviour(repositories, "Take long for each step", slow_wall=2.0)
     entries = (Entry(id="dense"), Entry(id="experts", sample="deepseek_small"))
     write_scenario(tmp_path / "conf", repositories, "two", *entries)
     write_site(tmp_path / "site.toml", workspace=tmp_path / "workspace", environments=environments_dir)
-    made = Night(tmp_path, worker)
+    made = Night(tmp_path, prefect_server)
     yield made
-    made.set_state("CANCELLING")
     for job in all_jobs(made.cluster.root):
         made.cluster.cancel(job.job_id)
+
+
+@pytest.fixture
+def night(worker: PrefectServer, prepared: Night) -> Iterator[Night]:
+    """A night for the worker; it is cancelled at the end."""
+    yield prepared
+    prepared.set_state("CANCELLING")
 
 
 # tests/nights/test_faults.py cancels and suspends nights in every stage; here are those that hang in one.
@@ -216,3 +239,64 @@ def test_a_terminated_night_is_crashed_and_its_jobs_go_on(night: Night) -> None:
     print(f"terminated: Crashed after {seconds:.1f} s")
     night.wait_until(lambda: not night.processes(), 10)
     assert night.jobs() == ["RUNNING", "RUNNING"]
+
+
+# --- nights that no worker runs ---------------------------------------------------------------------------------------
+
+IN_A_SCRIPT = """
+import asyncio, sys
+from prefect import flow
+from nightbridge.errors import NightbridgeError
+from nightbridge.flows import anightly_regression, nightly_regression
+
+scenario, site, door = sys.argv[1:]
+named = {"night": "by-hand", "system": site}
+try:
+    if door == "script":
+        nightly_regression(scenario, **named)
+    elif door == "subflow":
+        flow(name="people's own")(lambda: nightly_regression(scenario, **named))()
+    else:
+        asyncio.run(anightly_regression(scenario, **named))
+except NightbridgeError as error:
+    print(type(error).__name__, error)
+print("the script goes on")
+"""
+
+
+@pytest.mark.parametrize("door", ["command", "script", "awaited", "subflow"])
+def test_a_night_by_hand_that_is_cancelled_in_the_ui_submits_nothing_more(
+    prepared: Night, environments_dir: Path, door: str
+) -> None:
+    site, scenario = prepared.folder / "site.toml", prepared.folder / "conf/two.toml"
+    cluster = {"name": f"by-hand-{door}", "max_jobs": 1}  # the second run waits for the first one's slot
+    write_site(site, workspace=prepared.workspace, environments=environments_dir, cluster=cluster)
+    command: list[str | Path] = [NIGHTBRIDGE, "run", scenario, "--system", site, "--night", "by-hand"]
+    in_python: list[str | Path] = [sys.executable, "-c", IN_A_SCRIPT, scenario, site, door]
+    process = prepared.start_by_hand(*(command if door == "command" else in_python))
+
+    if door == "subflow":
+        named = {"name": {"any_": ["people's own"]}}
+        (own,) = prepared.ask("flow_runs/filter", flows=named, flow_runs={"state": {"type": {"any_": ["RUNNING"]}}})
+        prepared.ask(f"flow_runs/{own['id']}/set_state", state={"type": "CANCELLING"})
+    else:
+        prepared.set_state("CANCELLING")
+
+    try:
+        output, _ = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert prepared.jobs() == ["CANCELLED"], output
+    assert {prepared.state(), *prepared.subflows().values()} == {"Cancelled"}
+    # Prefect shows where an error ended a flow of people's own.
+    assert ("Traceback" in output) == (door == "subflow")
+    if door == "command":
+        assert process.returncode == 3
+        assert "a person cancelled it in Prefect" in output
+    else:
+        assert process.returncode == 0
+        assert "RunCancelled" in output
+        assert output.endswith("the script goes on\n")
+    (found,) = find_nights(store_of(load_site(SiteChoice(system=str(site)))), night="by-hand")
+    assert found.end is not None
+    assert found.end.cancelled

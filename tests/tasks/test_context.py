@@ -16,6 +16,7 @@ from nightbridge.errors import PermanentError, StatusUnknown, TransientError
 from nightbridge.models import ClusterSettings, Scenario, Site
 from nightbridge.processes import INTERRUPTED
 from nightbridge.tasks.context import (
+    CancelledByPerson,
     NightContext,
     interrupted_together,
     is_in_night,
@@ -98,6 +99,7 @@ def test_patience_has_an_end() -> None:
         (TerminationSignal(signal=signal.SIGTERM), TerminationSignal),
         (Pause(state=Suspended()), Pause),
         (ValueError("a sibling's defect"), KeyboardInterrupt),
+        (CancelledByPerson(), CancelledByPerson),
     ],
 )
 def test_an_interruption_ends_the_wait_at_once_with_its_own_cause(
