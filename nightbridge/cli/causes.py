@@ -5,6 +5,7 @@ All three submit runs of their own.
 
 import contextlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,8 +60,6 @@ def bisect(
     Prints the expected cost first, and on a terminal asks for confirmation. The same command resumes an interrupted
     bisect. Exit code 0 when the commit is found, 1 when not.
     """
-    from pydantic import ValidationError
-
     from nightbridge.bisect.plan import BisectRequest
     from nightbridge.bisect.result import result_lines
     from nightbridge.flows import bisect_regression
@@ -82,9 +81,8 @@ def bisect(
         "most_runs": most_runs,
         "at_once": at_once,
     }
-    with contextlib.suppress(ValidationError):  # what is wrong with a request, the bisect says itself
-        note(f"bisect of {test_id}: about {price(test_id, BisectRequest.model_validate(search), site)}")
-    if not _is_confirmed(yes):
+    what = f"bisect of {test_id}"
+    if not _is_confirmed(what, lambda: f"about {price(test_id, BisectRequest.model_validate(search), site)}", yes):
         return 1
     with logged(choice, f"bisect-{slug(test_id)}"):
         result = bisect_regression(test_id, **search, **choice.parameters())
@@ -114,8 +112,6 @@ def attribute(
     Runs exchange what changed between a good and a bad night. Prints the expected cost first, and on a terminal asks
     for confirmation. The same command resumes it. Exit code 0 when the cause is found, 1 when not.
     """
-    from pydantic import ValidationError
-
     from nightbridge.attribution.attribution_plan import AttributionRequest
     from nightbridge.attribution.attribution_result import result_lines, sentence
     from nightbridge.flows import attribute_regression
@@ -133,9 +129,8 @@ def attribute(
         "most_runs": most_runs,
         "at_once": at_once,
     }
-    with contextlib.suppress(ValidationError):  # what is wrong with a request, the attribution says itself
-        note(f"attribution of {test_id}: {cost_of(test_id, AttributionRequest.model_validate(request), site)}")
-    if not _is_confirmed(yes):
+    what = f"attribution of {test_id}"
+    if not _is_confirmed(what, lambda: cost_of(test_id, AttributionRequest.model_validate(request), site), yes):
         return 1
     with logged(choice, f"attribute-{slug(test_id)}"):
         result = attribute_regression(test_id, **request, **choice.parameters())
@@ -153,8 +148,12 @@ def _named_search(site: "Site", name: str) -> tuple[str, dict[str, Any]]:
     return test_id, {"run_key": name if is_run_key(name) else None, "until": until}
 
 
-def _is_confirmed(yes: bool) -> bool:
-    """Ask on a terminal whether a search may cost what was said."""
+def _is_confirmed(what: str, cost: Callable[[], str], yes: bool) -> bool:
+    """Say what a search will about cost, and ask on a terminal whether it may."""
+    from pydantic import ValidationError
+
+    with contextlib.suppress(ValidationError):  # what is wrong with a request, the search says itself
+        note(f"{what}: {cost()}")
     if yes or not is_terminal(sys.stdin) or typer.confirm("continue?", err=True):
         return True
     note("nothing was started")
