@@ -331,7 +331,12 @@ def merge(live: dict[int, JobStatus], past: dict[int, JobStatus]) -> dict[int, J
 
 def _is_same_job(known: JobStatus, row: JobStatus) -> bool:
     """Whether two rows of one id are about one job: accounting has the name that a site may have given to it."""
-    return known.name == row.name or (known.submitted_at is not None and known.submitted_at == row.submitted_at)
+    return known.name == row.name or submitted_alike(known, row)
+
+
+def submitted_alike(known: JobStatus, row: JobStatus) -> bool:
+    """Whether two rows of one id are about one job by the time of its submission, whatever its name is in each."""
+    return known.submitted_at is not None and known.submitted_at == row.submitted_at
 
 
 def _agree(known: JobStatus, row: JobStatus) -> bool:

@@ -34,6 +34,7 @@ from nightbridge.slurm.states import (
     TERMINAL,
     WAITING,
     due_cancellation,
+    submitted_alike,
     waits_for_another,
     without_false_cancellation,
 )
@@ -349,8 +350,8 @@ class Watcher:
         """
         with self._changed:
             watched = self._watched.get(_key_of(job))
-            ours_since = watched.status.submitted_at if watched and watched.status else None
-        if status.name in ("", job.name) or (ours_since is not None and ours_since == status.submitted_at):
+            known = watched.status if watched else None
+        if status.name in ("", job.name) or (known is not None and submitted_alike(known, status)):
             return status
         if self._cluster.script_of(job.job_id) == job.script:
             return status.model_copy(update={"name": job.name})
