@@ -189,12 +189,12 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("override-grammar", {}, {"extra_cmd_args": {RECOMPUTED: "[core_attn,]"}}, "cannot read '[core_attn,]'"),
     ("override-grammar", {}, {"extra_cmd_args": {RECOMPUTED: "[core_attn]]"}}, "cannot read '[core_attn]]'"),
     ("override-grammar", {}, {"extra_cmd_args": {RECOMPUTED: "[core_attn}"}}, "cannot read '[core_attn}'"),
-    ("precision-gpu", {"gpu_type": "h100"}, {"extra_cmd_args": MXFP8}, "h100 has neither mxfp8 nor nvfp4"),
+    ("precision-gpu", {"gpu_type": "h100"}, {"extra_cmd_args": MXFP8}, "no H100 has mxfp8 or nvfp4"),
     (
         "precision-gpu",
         {"gpu_type": "h100"},
         {"extra_cmd_args": {"+mixed_precision": "'bf16_with_nvfp4_mixed'"}},
-        "use an fp8 or bf16 recipe",
+        "use fp8 or bf16, unless the nodes are newer",
     ),
     ("fsdp-sizes", {"use_megatron_fsdp": True, "pp": 2, "vp": 4}, {}, "not pp 2 * vp 4"),
     ("optimizer-instances", {"num_distributed_optimizer_instances": 2}, {}, "needs use_megatron_fsdp = true"),
@@ -950,3 +950,9 @@ def test_jobs_may_go_to_whichever_of_several_partitions_starts_them_first() -> N
 
 def test_what_the_site_does_not_say_is_no_reason_to_refuse() -> None:
     assert errors_of(check_test(make_test({"gres": "gpu:8"}), ROOMY)) == ()
+
+
+def test_a_recipe_for_h100_may_run_on_newer_nodes() -> None:
+    found = check_test(make_test({"gpu_type": "h100"}, extra_cmd_args=MXFP8))
+
+    assert [each.severity for each in found if each.rule == "precision-gpu"] == ["warning"]
