@@ -35,7 +35,9 @@ MAX_WITHOUT_EXPONENT = 1e9
 
 def format_percent(share: float) -> str:
     """A share as a percentage, `5 %` or `2.5 %`."""
-    return f"{share * 100:.3g} %"
+    percent = share * 100
+    form = ",.0f" if 999.5 <= abs(percent) < MAX_WITHOUT_EXPONENT else ".3g"
+    return f"{percent:{form}} %"
 
 
 def format_change(change: float | None) -> str:

@@ -28,6 +28,7 @@ from nightbridge.errors import DamagedData, InvalidInput
 from nightbridge.files import read_regular
 from nightbridge.goldens.parity import Array, curve_of, relative
 from nightbridge.models import GOLDEN_LIMIT, GoldenPolicy, MetricName, Model, Summary
+from nightbridge.numbers import format_percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -362,8 +363,8 @@ def _check_memory(run: GoldenValues, golden: GoldenValues, policy: GoldenPolicy)
 def _beyond(rule: str, value: float, limit: float, what: str) -> Iterator[GoldenFault]:
     """Being within passes; what is not a number is not within. The limit itself is, also after rounding."""
     if not (value <= limit or math.isclose(value, limit, rel_tol=1e-9)):
-        amount = "unknown" if math.isnan(value) else f"{100 * value:.3g} % {what}"
-        yield GoldenFault(rule, f"{amount} (limit {100 * limit:.3g} %)")
+        amount = "unknown" if math.isnan(value) else f"{format_percent(value)} {what}"
+        yield GoldenFault(rule, f"{amount} (limit {format_percent(limit)})")
 
 
 def _joined(rule: str, faults: Sequence[str]) -> Iterator[GoldenFault]:

@@ -116,7 +116,7 @@ class Following(Model):
             first, worst = beyond[0], max(beyond, key=lambda step: abs(step.difference))
             text = (
                 f"{LOSS}: {first.value:.4g} against {first.reference:.4g} at iteration {first.step},"
-                f" {100 * first.difference:+.2f} % (limit {100 * first.limit:.3g} %)"
+                f" {100 * first.difference:+.2f} % (limit {format_percent(first.limit)})"
             )
             if len(beyond) > 1:
                 text += f", beyond the limit at {len(beyond)} of {len(self.steps)} iterations"
@@ -403,7 +403,7 @@ def _faults(found: CurveParity, bands: ParityBands) -> tuple[str, ...]:
     for what, difference, limit, sign, where in limits:
         if difference is None or not abs(difference) <= limit:
             far = "unknown" if difference is None else f"{100 * difference:{sign}.3g} %"
-            faults.append(f"{found.tag}: {what} differs by {far}{where} (limit {100 * limit:.3g} %)")
+            faults.append(f"{found.tag}: {what} differs by {far}{where} (limit {format_percent(limit)})")
     return tuple(faults)
 
 

@@ -45,6 +45,18 @@ def test_one_thing_is_not_told_as_many(count: int, text: str) -> None:
     assert format_count(count, "run") == text
 
 
-@pytest.mark.parametrize(("share", "text"), [(0.05, "5 %"), (0.025, "2.5 %"), (1.5, "150 %")])
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.05, "5 %"),
+        (0.025, "2.5 %"),
+        (1.5, "150 %"),
+        (9.994, "999 %"),
+        (10.0, "1,000 %"),
+        (-12.346, "-1,235 %"),
+        (2e29, "2e+31 %"),
+        (float("inf"), "inf %"),
+    ],
+)
 def test_a_threshold_is_a_percentage(share: float, text: str) -> None:
     assert format_percent(share) == text
