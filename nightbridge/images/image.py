@@ -91,14 +91,14 @@ def pull_image(spec: RunSpec, site: Site, importer: Callable[[], Importer] | Non
         return _local_image(written, site.workspace)
     find = importer or (lambda: find_enroot(site.image_import))
     reference = _reference(spec)
-    digest = reference.digest
-    if digest is None:
-        digest = get_or_create(
+    if reference.digest is None:
+        pin = get_or_create(
             site.workspace.absolute() / "nights" / spec.night / "images" / f"{reference.identity}.json",
             ImagePin,
             lambda: ImagePin(reference=str(reference), digest=find().digest(reference), resolved_at=utc_now()),
-        ).digest
-    return _registry_image(reference.model_copy(update={"digest": digest}), digest, images, site.workspace, find)
+        )
+        reference = reference.model_copy(update={"digest": pin.digest})
+    return _registry_image(reference, images, site.workspace, find)
 
 
 def _written(spec: RunSpec) -> str:
@@ -172,9 +172,7 @@ def _local_image(written: str, workspace: Path) -> Image:
     return _image(written, path, record)
 
 
-def _registry_image(
-    reference: ImageReference, digest: str, images: Path, workspace: Path, find: Callable[[], Importer]
-) -> Image:
+def _registry_image(reference: ImageReference, images: Path, workspace: Path, find: Callable[[], Importer]) -> Image:
     name = reference.file_name
     path = images / f"{name}.sqsh"
     sidecar = path.with_suffix(".json")
@@ -190,7 +188,7 @@ def _registry_image(
             with named_write_errors(reference, images), unfinished(images, name) as made:
                 tool = importer.import_image(reference, made)
                 _check_import(made, tool, reference)
-                record = _record(made, reference=str(reference), digest=digest, tool=tool)
+                record = _record(made, reference=str(reference), digest=reference.digest, tool=tool)
                 held.ensure_held()
                 sidecar.unlink(missing_ok=True)
                 made.replace(path)
