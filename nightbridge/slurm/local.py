@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from nightbridge.errors import LaunchRefused, PermanentError
 from nightbridge.files import write_errors
 from nightbridge.models import ClusterLimits, ClusterSettings, JobState, JobStatus
 from nightbridge.slurm.protocol import Lookup
+from nightbridge.slurm.states import time_of
 
 PRETENDED_GPUS_PER_NODE = 2
 """Two ranks a node are enough to tell the first from the last, and as many as a laptop runs at once."""
@@ -109,13 +109,9 @@ def _status(job: jobs.LocalJob) -> JobStatus:
         reason=jobs.reason(job),
         exit_code=end.exit_code if end is not None else None,
         signal=end.signal if end is not None else None,
-        submitted_at=_utc(job.request.submitted_at),
-        started_at=_utc(job.started_at),
-        ended_at=_utc(end.ended_at) if end is not None else None,
+        submitted_at=time_of(job.request.submitted_at),
+        started_at=time_of(job.started_at),
+        ended_at=time_of(end.ended_at) if end is not None else None,
         nodes=job.nodes,
         cancelled_by=end.cancelled_by if end is not None else "",
     )
-
-
-def _utc(seconds: float | None) -> datetime | None:
-    return datetime.fromtimestamp(seconds, UTC) if seconds is not None else None

@@ -17,7 +17,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from nightbridge.sbatch_options import SBATCH, parse_time_limit, script_options,
 from nightbridge.slurm.command_line import QUERY_TIMEOUT, SHORTER_RANGES, SUBMIT_TIMEOUT, CommandLineCluster
 from nightbridge.slurm.sbatch_errors import refusal_of
 from nightbridge.slurm.script import read_script
-from nightbridge.slurm.states import job_status
+from nightbridge.slurm.states import job_status, time_of
 
 log = logging.getLogger(__name__)
 
@@ -191,11 +190,7 @@ def _text_of(error: PyslurmError) -> str:
 
 
 def _status(*, submitted: int | None, started: int | None, ended: int | None, **fields: Any) -> JobStatus:
-    return job_status(submitted=_time(submitted), started=_time(started), ended=_time(ended), **fields)
-
-
-def _time(seconds: int | None) -> datetime | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return job_status(submitted=time_of(submitted), started=time_of(started), ended=time_of(ended), **fields)
 
 
 class Inexpressible(Exception):

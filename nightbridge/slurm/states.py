@@ -373,6 +373,11 @@ def _unconfirmed(row: JobStatus) -> JobStatus:
     return row.model_copy(update={"state": JobState.COMPLETING, "reason": reason, "exit_code": None, "signal": None})
 
 
+def time_of(seconds: float | None) -> datetime | None:
+    """A time that a source gives in seconds since 1970; None where it has none."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
 def _parse_time(text: str) -> datetime | None:
     try:
         return datetime.fromisoformat(text.strip()).replace(tzinfo=UTC)
