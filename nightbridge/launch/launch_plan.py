@@ -384,8 +384,8 @@ def wrong_choices(test: TestDefinition, known: KnownFlags) -> Iterator[str]:
         if allowed is None or value == "":
             continue
         for word in words_of(flag, value):
-            # Two options are lower-cased by the launcher itself.
-            if word not in allowed and not (field in ("domain",) and word.lower() in allowed):
+            # The launcher itself lower-cases this one.
+            if word not in allowed and not (field == "domain" and word.lower() in allowed):
                 lower = {one.lower(): one for one in allowed}
                 nearest = difflib.get_close_matches(word.lower(), lower, n=1)
                 hint = _SPELLINGS.get((field, word)) or (f"; did you mean {lower[nearest[0]]!r}?" if nearest else "")
