@@ -81,6 +81,19 @@ def _tokenizer(run: RuleContext) -> Iterator[str]:
         )
 
 
+_RECIPES = "Megatron-Bridge: scripts/performance/run_recipe.py, from 21b02e0c (v0.3.0) to 067f987d (main)"
+_DIFFUSION = ("flux", "wan")
+"""Families whose library recipes keep their own data set, whatever the flags say."""
+
+
+@rule("data-recipes", _RECIPES, (*cmd_args("data use_recipes model_family_name"), "git_repos"))
+def _data_recipes(run: RuleContext) -> Iterator[str]:
+    """The launcher takes C4 for every recipe, and the job of a library recipe ends with an unknown data set."""
+    is_read = run.args.get("model_family_name") not in _DIFFUSION and has_nvidias_launcher(run)
+    if run.args.get("use_recipes") and run.args.get("data") == "c4" and is_read:
+        yield "cmd_args.data = 'c4' is for performance recipes; remove use_recipes, or use mock, rp2 or squad"
+
+
 _SCRIPTS = (
     "Megatron-Bridge: run_script.py, run_recipe.py and utils/overrides.py of scripts/performance, "
     "from 21b02e0c (v0.3.0) to 067f987d (main of August 2026)"
@@ -96,7 +109,7 @@ _LIBRARY_ONLY: Mapping[str, str] = {
 """Keys that are read with `use_recipes` alone, each with the override that does the same without it."""
 
 _PERFORMANCE_ONLY: Mapping[str, Version | None] = {
-    **dict.fromkeys(("nccl_ub", "moe_flex_dispatcher_backend"), V0_6_0),
+    **dict.fromkeys(("nccl_ub", "moe_flex_dispatcher_backend", "et"), V0_6_0),
     **dict.fromkeys(("compute_dtype", "config_variant", "optimizer_type", "moe_a2a_overlap")),
     **dict.fromkeys(("hidden_size", "num_layers", "num_moe_experts", "first_k_dense_replace", "use_tokendrop")),
     **dict.fromkeys(("pipeline_model_parallel_layout", "use_megatron_fsdp", "cuda_graph_impl", "cuda_graph_scope")),
