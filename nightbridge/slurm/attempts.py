@@ -373,6 +373,9 @@ def unrecorded_ends(
         status = cluster.states([submission.job_id]).get(submission.job_id)
         if status is None or status.name not in ("", submission.name):
             check_can_know(attempts_of(run_key, workspace)[-1].attempt_dir, cluster)
+            # Another job got the id after slurmctld lost its state, unless the site has named ours otherwise.
+            is_ours = status is not None and cluster.script_of(submission.job_id) == submission.script
+            status = status if is_ours else None
         if status is not None and status.state not in TERMINAL:
             continue
         if is_watched:

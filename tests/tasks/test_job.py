@@ -228,10 +228,10 @@ class FullQueue:
         write_model(folder / "ended.json", ended)
         self._calls = folder / "calls"
         self._calls.touch()
-        row = "{}|RUNNING|2026-11-23T14:34:46|2026-11-23T14:34:46|N/A|node1|None|base"
+        row = "{}|RUNNING|2026-11-23T14:34:46|2026-11-23T14:34:46|N/A|node1|None|base-a{}"
         self._install(
             folder / "bin",
-            squeue=f"echo '{row.format(11)}'; echo '{row.format(13)}'",
+            squeue=f"echo '{row.format(11, 1)}'; echo '{row.format(13, 2)}'",
             sacct="",
             sbatch=f"""case "$*" in *--test-only*) exit 0;; esac
                 echo "$*" >> {self._calls}

@@ -17,7 +17,14 @@ from nightbridge.models import (
     TestDefinition,
     utc_now,
 )
-from nightbridge.slurm.attempt_files import AttemptContext, CannotKnow, declare_intent, open_attempt, record_ended
+from nightbridge.slurm.attempt_files import (
+    AttemptContext,
+    CannotKnow,
+    declare_intent,
+    open_attempt,
+    read_submission,
+    record_ended,
+)
 from nightbridge.slurm.attempts import NotSubmittedYet, attempts_of, dependency_options, unrecorded_ends
 from nightbridge.slurm.local import LocalCluster
 from tests.builders import record_submission
@@ -147,3 +154,27 @@ def test_a_cluster_that_cannot_know_a_job_proves_no_end_of_it(
 
     with pytest.raises(CannotKnow, match="submitted to the cluster eos"):
         unrecorded_ends(after(("start_post_comp", "base", ("base",))), tmp_path, lambda _: True, here)
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_another_job_that_got_the_id_after_slurmctld_lost_its_state_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_watched: bool
+) -> None:
+    attempt = submitted(tmp_path, "base", 11)
+    here = LocalCluster(ClusterSettings(), tmp_path / "cluster")
+    theirs = JobStatus(job_id=11, name="of-somebody-else", state=JobState.RUNNING)
+    monkeypatch.setattr(here, "states", lambda job_ids: {11: theirs})
+    scripts = {11: tmp_path / "theirs.sh"}
+    monkeypatch.setattr(here, "script_of", scripts.get)
+    run = after(("start_post_success", "base", ("base",)))
+
+    if is_watched:
+        assert unrecorded_ends(run, tmp_path, lambda _: True, here) == (11,)
+    else:
+        with pytest.raises(LaunchRefused, match="failed before it recorded how job 11 ended"):
+            unrecorded_ends(run, tmp_path, lambda _: False, here)
+    # One that the site named otherwise.
+    submission = read_submission(attempt.attempt_dir)
+    assert submission is not None
+    scripts[11] = submission.script
+    assert unrecorded_ends(run, tmp_path, lambda _: is_watched, here) == ()
