@@ -6,6 +6,7 @@ better is what a sequential test proves, as good is what makes a change of the s
 """
 
 import hashlib
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -246,13 +247,21 @@ def markdown(trial: Trial) -> str:
         difference = format_change(metric.sign * one.difference)
         lines.append(f"| {metric.label} | {' | '.join(shown)} | {difference} | {one.pairs} | {one.kind} |")
     for arm in lost:
-        lines += ["", f"Pair {arm.arm.pair}, {arm.arm.role}: {arm.status}: {' '.join(arm.reason.split())}"]
+        lines += ["", f"Pair {arm.arm.pair}, {arm.arm.role}: {arm.status}: {_code(arm.reason)}"]
     commits = {arm.arm.role: arm.commit[:12] for arm in trial.arms if arm.commit}
     pinned = ", ".join(f"{role} at Megatron-Bridge {commit}" for role, commit in commits.items())
     about = "; ".join(filter(None, (pinned, f"on {nodes}" if nodes else "", f"`{trial.trial_id}`")))
     runs = format_count(len(trial.arms), "run")
     lines += ["", f"<sub>{runs}, {trial.gpu_hours:.2f} GPU-hours; {about}</sub>", ""]
     return "\n".join(lines)
+
+
+def _code(text: str) -> str:
+    """A text from outside as code in one line of Markdown: a terminal shows it as it is, and GitHub notifies nobody."""
+    line = " ".join(text.split())
+    ticks = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
+    space = " " * ("`" in line)
+    return f"{ticks}{space}{line}{space}{ticks}" if line else ""
 
 
 def _findings(arms: Sequence[TrialArm], gate: GatePolicy, noise: Mapping[str, float]) -> Iterator[Finding]:

@@ -163,8 +163,23 @@ def test_the_comment_has_a_row_for_each_metric_and_says_what_failed() -> None:
 
     assert text.startswith("### nightbridge: `llama` regresses\n\nTried: Megatron-Bridge 7, beside the test")
     assert "| step time | 1.000 s | 1.100 s | +10.0 % | 4 | worse |" in text
-    assert "Pair 1, new: failed: exploded | twice" in failed
+    assert "Pair 1, new: failed: `exploded | twice`" in failed
     assert "fails, and the control does not" in failed
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("no <tag>,\n no *word*, no @person", "`no <tag>, no *word*, no @person`"),
+        ("see `sinfo -R`", "`` see `sinfo -R` ``"),
+        ("``a`` and `b`", "``` ``a`` and `b` ```"),
+        ("", ""),
+    ],
+)
+def test_nothing_in_a_reason_has_a_meaning_in_the_comment(reason: str, shown: str) -> None:
+    lost = [arm.model_copy(update={"reason": reason}) for arm in arms([(FAILED, 1.0)])]
+
+    assert f"Pair 1, new: failed: {shown}" in markdown(judged(TRIAL, lost, GATE)).splitlines()
 
 
 # --- the noise of the test's own history -----------------------------------------------------------------------------
