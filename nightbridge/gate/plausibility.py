@@ -31,6 +31,7 @@ class Quantity(NamedTuple):
 
 
 LARGEST_RATE = "largest learning rate"
+INTERVALS = "iterations a record"
 CONFIGURED = "its configuration"
 """The source in `Summary.ran` that is what the run itself dumped of its plan."""
 
@@ -49,6 +50,10 @@ QUANTITIES = (
     Quantity(LARGEST_RATE, "lr", "optimizer.lr", tolerance=0.1),
     Quantity("last learning rate", tolerance=1.0),
 )
+
+SOME_RATES_TOLERANCE = 2.0
+"""That of the largest rate by a source that logs every few iterations: the peak may lie between two records, and the
+schedule be down at half of it by the next one."""
 
 NOT_AFTER_RESUME = frozenset({"consumed samples", LARGEST_RATE, "last learning rate"})
 
@@ -123,7 +128,7 @@ def ran_otherwise(before: HistoryRow, summary: Summary) -> str:
 
 def logs_otherwise(before: HistoryRow, summary: Summary) -> str:
     """At which other interval a run logs than an earlier one, in words: steps, curves and start-up differ by that."""
-    was, now = (ran.get("iterations a record", {}) for ran in (before.summary.ran, summary.ran))
+    was, now = (ran.get(INTERVALS, {}) for ran in (before.summary.ran, summary.ran))
     changed = [
         f"{source} {_text(was[source])} → {_text(now[source])}"
         for source in was
@@ -175,11 +180,16 @@ def _gpu_type(test: TestDefinition) -> str:
 
 def _contradictions(record: RunRecord) -> Iterator[str]:
     tolerances = {quantity.name: quantity.tolerance for quantity in QUANTITIES}
+    some = {source for source, iterations in record.summary.ran.get(INTERVALS, {}).items() if iterations != 1}
     for name, values in quantities_by_source(record).items():
         if record.summary.start_step and name in NOT_AFTER_RESUME:
             continue
-        first, *others = values.values() or (None,)
-        if all(_agree(first, other, tolerances.get(name, 0.0)) for other in others):
+        tolerance, looser = tolerances.get(name, 0.0), some if name == LARGEST_RATE else set()
+        (source, first), *others = values.items() or (("", None),)
+        if all(
+            _agree(first, value, SOME_RATES_TOLERANCE if looser & {source, other} else tolerance)
+            for other, value in others
+        ):
             continue
         sources = [
             f"{_text(value)} {source if source == 'planned' else f'by {source}'}" for source, value in values.items()

@@ -148,20 +148,21 @@ def what_ran(curves: Curves, planned: Mapping[str, Scalar]) -> dict[str, dict[st
     # One of the two may end earlier: a torn line, events that were never flushed. The other is then held to the plan.
     by_log = (steps[-1].iteration if steps else 0, None)
     at, samples = max(curves.samples or (0, None), by_log, key=lambda found: found[0])
+    log_ends, events_end = (iteration == curves.steps_done for iteration in (by_log[0], curves.last_recorded))
     reported: dict[str, dict[str, float | None]] = {
         "the log": {
             "iterations": steps[-1].total if steps else None,
             "iterations a record": _interval(list(records)),
             "global batch size": steps[-1].global_batch_size if steps else None,
             "consumed samples": records[at].consumed_samples if at in records else None,
-            **_rates([step.learning_rate for step in steps if step.learning_rate is not None]),
+            **_rates([step.learning_rate for step in steps if step.learning_rate is not None], is_last=log_ends),
         },
         "TensorBoard": {
             "world size": _last(curves, WORLD_SIZE_TAG),
             "iterations a record": _interval(_recorded_losses(curves)),
             "global batch size": _last(curves, BATCH_SIZE_TAG),
             "consumed samples": None if samples is None else float(samples),
-            **(_rates(_values(curves, _RATE_TAG)) if _is_whole(curves) else {}),
+            **(_rates(_values(curves, _RATE_TAG), is_last=events_end) if _is_whole(curves) else {}),
         },
     }
     ran: dict[str, dict[str, float | str]] = {name: {"its configuration": value} for name, value in planned.items()}
@@ -202,8 +203,11 @@ def _is_whole(curves: Curves) -> bool:
     return bool(len(steps)) and int(steps.max()) == curves.last_recorded
 
 
-def _rates(rates: Sequence[float]) -> dict[str, float | None]:
-    return {"largest learning rate": max(rates), "last learning rate": rates[-1]} if rates else {}
+def _rates(rates: Sequence[float], *, is_last: bool) -> dict[str, float | None]:
+    """The largest and the last of a source's rates; `is_last`: whether the source goes to the run's last iteration."""
+    if not rates:
+        return {}
+    return {"largest learning rate": max(rates), "last learning rate": rates[-1] if is_last else None}
 
 
 def _values(curves: Curves, tag: str) -> list[float]:

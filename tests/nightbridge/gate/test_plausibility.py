@@ -14,6 +14,10 @@ from tests.builders import make_record, make_summary
 
 ARGUMENTS = {"model_recipe_name": "llama3_8b", "gpu_type": "h100", "num_gpus": 8, "max_steps": 50}
 
+PEAK = {"largest learning rate": {"its configuration": 3e-4, "the log": 1.99e-4, "TensorBoard": 3e-4}}
+TENTH = {"largest learning rate": {"its configuration": 3e-4, "the log": 3e-5, "TensorBoard": 3e-5}}
+OTHER_PLAN = {"largest learning rate": {"its configuration": 2e-4, "the log": 2e-4}}
+
 
 def reasons(
     arguments: dict[str, Any] | None = None,
@@ -120,6 +124,11 @@ def test_what_the_cluster_owes_and_nobody_measured_is_said_and_no_fault() -> Non
         ({"lr": 3e-4}, {}, {"largest learning rate": {"the log": 7.5e-6, "TensorBoard": 7.5e-6}}, True),
         ({}, {"optimizer.lr": "3e-4"}, {"largest learning rate": {"the log": 7.5e-6}}, True),
         ({"lr": 3e-4}, {}, {"largest learning rate": {"the log": 0.0}}, False),
+        # Of every 25th iteration the largest rate is one of the decay.
+        ({}, {}, {**PEAK, "iterations a record": {"the log": 25, "TensorBoard": 1}}, True),
+        ({}, {}, {**PEAK, "iterations a record": {"the log": 1, "TensorBoard": 1}}, False),
+        ({}, {}, {**TENTH, "iterations a record": {"the log": 25, "TensorBoard": 25}}, False),
+        ({"lr": 3e-4}, {}, {**OTHER_PLAN, "iterations a record": {"the log": 25}}, False),
     ],
 )
 def test_the_plan_is_what_the_test_writes(

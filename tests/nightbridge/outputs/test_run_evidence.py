@@ -77,6 +77,19 @@ def test_how_many_iterations_a_record_has_is_known_of_each_source(
     assert found() == {"the log": 10, "TensorBoard": 1}
 
 
+def test_the_last_rate_is_that_of_the_last_iteration_or_not_known(
+    run_folder: RunFolder, step_line: type[StepLine]
+) -> None:
+    def found() -> dict[str, float | str] | None:
+        return measure(read_run(run_folder.job, None), GatePolicy(), 50)[0].ran.get("last learning rate")
+
+    lines = [step_line(step).step for step in range(20, 50, 20)]
+    run_folder.log("\n".join(lines))
+    assert found() == {"the log": 3e-4}
+    run_folder.log("\n".join([*lines, "[after training is done] datetime: 2026-11-21 03:00:00"]))
+    assert found() is None
+
+
 _TRACEBACK = "[rank3]: Traceback (most recent call last):\n[rank3]:     y = layer(x)\n[rank3]: "
 OF_PEERS = (
     "[rank1]: Traceback (most recent call last):\n"
