@@ -156,7 +156,8 @@ def result_of(state: State[Any]) -> Any:
         CancelledByPerson: The flow run around it is cancelled.
         Exception: What the flow died of, when it did not choose its end.
     """
-    if state.is_cancelled():
+    # Cancelling where it ended by itself before it heard of it: Prefect takes no other end then.
+    if state.is_cancelled() or state.is_cancelling():
         raise_if_interrupted()
         flow_run, advice = state.state_details.flow_run_id, "`nightbridge status` shows what became of its jobs"
         raise RunCancelled("a person cancelled it in Prefect", subject=f"flow run {flow_run}", advice=advice)

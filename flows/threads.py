@@ -234,11 +234,12 @@ def heeds_cancellation() -> Iterator[None]:
 
 
 def _look_for_cancellation(interruption: Interruption, over: threading.Event) -> None:
-    """Interrupt this flow run once it, or what it was called in, is cancelled; end its programs until it is over."""
+    """Interrupt this flow run once it, its caller or the outermost one is cancelled; then end its programs."""
     while not (over.wait(_LOOK_AGAIN) or interruption.cause):
         # Why Prefect does not answer is told by the flow run itself, which asks more of it.
         with suppress(Exception), get_client(sync_client=True) as client, client_retries(0):
-            ids = [runtime.flow_run.id, runtime.flow_run.root_flow_run_id]
+            run = runtime.flow_run
+            ids = [each for each in (run.id, run.parent_flow_run_id, run.root_flow_run_id) if each]
             cancelled = {"type": {"any_": [StateType.CANCELLING, StateType.CANCELLED]}}
             wanted = FlowRunFilter.model_validate({"id": {"any_": ids}, "state": cancelled})
             while not (over.wait(CANCELLED_SECONDS) or interruption.cause):

@@ -10,8 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from prefect import flow, runtime
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelling, Completed
 
-from nightbridge.errors import InvalidInput
+from nightbridge.errors import InvalidInput, RunCancelled
+from nightbridge.flows.final_states import ends_plainly, result_of
 from nightbridge.flows.threads import EXIT_TERMINATED, async_twin, mark_started, outside_of_loops, side_by_side
 from nightbridge.processes import run
 from nightbridge.tasks.context import raise_if_interrupted
@@ -324,3 +329,57 @@ def test_a_cancelled_task_leaves_the_programs_of_others_alone_and_starts_none(tm
         time.sleep(0.01)
 
     assert codes == {"cancelled": -signal.SIGKILL, "later": -signal.SIGKILL, "other": 0}
+
+
+# --- cancelled where no worker is: nights of this kind are in test_cancel.py ------------------------------------------
+
+
+def cancel(flow_run: str | None) -> None:
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(flow_run, Cancelling())  # type: ignore[arg-type]  # takes a text, too
+
+
+@pytest.mark.usefixtures("flows_here")
+@pytest.mark.parametrize("caller", ["inner", "outer"])
+def test_it_hears_of_it_from_whichever_flow_around_it_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch, caller: str
+) -> None:
+    monkeypatch.setattr("nightbridge.flows.threads.CANCELLED_SECONDS", 0.2)
+    callers: dict[str, str | None] = {}
+    ends: list[str | None] = []
+
+    @flow
+    @ends_plainly
+    def night() -> State[int]:
+        cancel(callers[caller])
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            raise_if_interrupted()
+            time.sleep(0.1)
+        return Completed(data=1)
+
+    @flow
+    def inner() -> None:
+        callers["inner"] = runtime.flow_run.id
+        ends.append(night(return_state=True).name)
+
+    @flow
+    def outer() -> None:
+        callers["outer"] = runtime.flow_run.id
+        inner(return_state=True)
+
+    outer(return_state=True)
+
+    assert ends == ["Cancelled"]
+
+
+@pytest.mark.usefixtures("flows_here")
+def test_one_that_ends_before_it_has_looked_is_cancelled_all_the_same() -> None:
+    @flow
+    @ends_plainly
+    def night() -> State[int]:
+        cancel(runtime.flow_run.id)
+        return Completed(data=1)
+
+    with pytest.raises(RunCancelled, match="a person cancelled it"):
+        result_of(night(return_state=True))
