@@ -187,7 +187,11 @@ def _contradictions(record: RunRecord) -> Iterator[str]:
         tolerance, looser = tolerances.get(name, 0.0), some if name == LARGEST_RATE else set()
         (source, first), *others = values.items() or (("", None),)
         if all(
-            _agree(first, value, SOME_RATES_TOLERANCE if looser & {source, other} else tolerance)
+            _agree(
+                first,
+                value,
+                SOME_RATES_TOLERANCE if (other if _is_less(value, first) else source) in looser else tolerance,
+            )
             for other, value in others
         ):
             continue
@@ -205,6 +209,10 @@ def _lost_resume(record: RunRecord) -> Iterator[str]:
             f"not what was planned, start: iteration 0, where {path} was to be resumed; with "
             "`checkpoint.finetune=true` a run that takes its weights alone begins there"
         )
+
+
+def _is_less(one: Scalar, other: Scalar | None) -> bool:
+    return isinstance(one, float | int) and isinstance(other, float | int) and one < other
 
 
 def _agree(one: Scalar | None, other: Scalar, tolerance: float) -> bool:

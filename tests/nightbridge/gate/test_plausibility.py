@@ -16,6 +16,7 @@ ARGUMENTS = {"model_recipe_name": "llama3_8b", "gpu_type": "h100", "num_gpus": 8
 
 PEAK = {"largest learning rate": {"its configuration": 3e-4, "the log": 1.99e-4, "TensorBoard": 3e-4}}
 TENTH = {"largest learning rate": {"its configuration": 3e-4, "the log": 3e-5, "TensorBoard": 3e-5}}
+TWICE = {"largest learning rate": {"its configuration": 3e-4, "the log": 6e-4}}
 OTHER_PLAN = {"largest learning rate": {"its configuration": 2e-4, "the log": 2e-4}}
 
 
@@ -128,6 +129,7 @@ def test_what_the_cluster_owes_and_nobody_measured_is_said_and_no_fault() -> Non
         ({}, {}, {**PEAK, "iterations a record": {"the log": 25, "TensorBoard": 1}}, True),
         ({}, {}, {**PEAK, "iterations a record": {"the log": 1, "TensorBoard": 1}}, False),
         ({}, {}, {**TENTH, "iterations a record": {"the log": 25, "TensorBoard": 25}}, False),
+        ({}, {}, {**TWICE, "iterations a record": {"the log": 25}}, False),
         ({"lr": 3e-4}, {}, {**OTHER_PLAN, "iterations a record": {"the log": 25}}, False),
     ],
 )
