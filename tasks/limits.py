@@ -4,6 +4,9 @@ Each limit is a global concurrency limit of Prefect, so it holds for all flow ru
 taken before a job is submitted and given back when it has ended. Prefect lends a slot for a while and the lease is
 renewed as long as this process lives: a process that dies gives its slots back when the lease is over.
 
+The leases are ours, and not those of Prefect's `concurrency`: it renews no more, for the rest of the job, once the
+server has been away for some three minutes, and writes an error to the terminal for each question that was refused.
+
 One night of a cluster at a time: a second fence behind the limit of the work queue.
 
 Prefect's server counts a queue's free slots when a worker asks for work, not when it takes it: on PostgreSQL, two
@@ -16,12 +19,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from uuid import UUID
 
-from httpx import HTTPStatusError, codes
-from prefect.client.orchestration import get_client
+from httpx import HTTPError, HTTPStatusError, codes
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
-from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
-from prefect.concurrency.sync import concurrency
+from prefect.client.schemas.responses import ConcurrencyLimitWithLeaseResponse
+from prefect.concurrency._events import emit_concurrency_acquisition_events, emit_concurrency_release_events
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_API_URL
@@ -31,17 +35,23 @@ from nightbridge.locking import lease, read_holder
 from nightbridge.models import ClusterSettings, LaunchPlan, Site, slug
 from nightbridge.slurm.attempt_files import read_submission
 from nightbridge.tasks.context import raise_if_interrupted, run_log, this_flow_run, this_night
-from nightbridge.tasks.prefect_calls import insist, on_server
+from nightbridge.tasks.prefect_calls import client_retries, insist, on_server
 
 LEASE_SECONDS = 900.0
 """How long a dead process keeps its slots. Its job lives on, so a short lease would let another job in beside it."""
+
+RENEWAL_SECONDS = 300.0
+"""How often a lease is renewed: a server that is away for ten minutes finds it as it was."""
+
+_RENEW_AGAIN = 5.0
+"""Seconds after a renewal that failed, so that it comes soon after the server is back."""
 
 _LOOK_AGAIN = 1.0
 _LAST_ANSWER = 10.0
 """Seconds that a job which has ended waits for a question that is on its way; what it brings is given back later."""
 
-# Of the whole process, and held for one question only: Prefect's client answers one caller of a process after the
-# other, so one waits there and the others here, where they notice an interrupt at once.
+# Of the whole process, and held for one question and the pause after it, so that a hundred runs that wait do not ask a
+# hundred times a second; the others wait here, where they notice an interrupt at once.
 _asking = threading.Lock()
 
 
@@ -90,8 +100,12 @@ class _GivenUp(Exception):
     """The slots are not needed any more."""
 
 
-def _take(names: list[str], slots: contextlib.ExitStack, check: Callable[[], None]) -> None:
-    """Wait for a slot of each limit, and enter it; `check` is called now and then, and ends the wait by raising."""
+def _take(client: SyncPrefectClient, names: list[str], slots: contextlib.ExitStack, check: Callable[[], None]) -> None:
+    """Wait for a slot of each limit, and enter it; `check` is called now and then, and ends the wait by raising.
+
+    Raises:
+        PermanentError: A limit is gone: that is no wait.
+    """
     logged = ""
     while True:
         check()
@@ -100,11 +114,11 @@ def _take(names: list[str], slots: contextlib.ExitStack, check: Callable[[], Non
         try:
             with contextlib.ExitStack() as taken:
                 for name in names:
-                    taken.enter_context(_slot(name))
+                    taken.enter_context(_slot(client, name))
                 slots.enter_context(taken.pop_all())
             return
-        except ConcurrencySlotAcquisitionError as error:
-            why = _refusal(names, error)
+        except HTTPError as error:
+            why = _refusal(error)
             time.sleep(_LOOK_AGAIN)
         finally:
             _asking.release()
@@ -113,30 +127,70 @@ def _take(names: list[str], slots: contextlib.ExitStack, check: Callable[[], Non
         logged = why
 
 
-def _slot(name: str) -> contextlib.AbstractContextManager[None]:
-    """A slot of one limit. Of several names in one question, Prefect would pass over one that is not there.
+@contextlib.contextmanager
+def _slot(client: SyncPrefectClient, name: str) -> Iterator[None]:
+    """Hold a slot of one limit. Of several names in one question, Prefect would pass over one that is not there."""
+    lent = _lent(client, name)
+    leases, over = [lent.lease_id], threading.Event()
+    events = emit_concurrency_acquisition_events(lent.limits, 1)
+    renewal = partial(contextvars.copy_context().run, _renew, client, name, leases, over)
+    thread = threading.Thread(target=renewal, name=f"lease-of-{name}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(timeout=_LAST_ANSWER)
+        client.release_concurrency_slots_with_lease(leases[0])
+        emit_concurrency_release_events(lent.limits, 1, events)
 
-    It is asked once, without a time limit: a slot that a busy server grants to a question which has been given up is
-    nobody's until its lease is over. A lease that could not be renewed is no error: the job keeps running, whether or
-    not Prefect's server can count it.
-    """
-    return concurrency(
-        name, strict=True, max_retries=0, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False
-    )
 
-
-def _refusal(names: list[str], error: ConcurrencySlotAcquisitionError) -> str:
-    """Why the server gave no slot, or did not answer.
+def _lent(client: SyncPrefectClient, name: str) -> ConcurrencyLimitWithLeaseResponse:
+    """A slot of a limit for `LEASE_SECONDS`.
 
     Raises:
-        PermanentError: The limit is gone: that is no wait.
+        PermanentError: The limit is gone.
     """
-    if error.__cause__ is None:
-        what, advice = "the limit is gone from Prefect's server", "Start the night again"
-        raise PermanentError(what, subject=", ".join(names), advice=advice) from error
-    if isinstance(error.__cause__, HTTPStatusError) and error.__cause__.response.status_code == codes.LOCKED:
+    answer = client.increment_concurrency_slots_with_lease([name], 1, "concurrency", LEASE_SECONDS)
+    lent = ConcurrencyLimitWithLeaseResponse.model_validate(answer.json())
+    if not lent.limits:
+        raise PermanentError("the limit is gone from Prefect's server", subject=name, advice="Start the night again")
+    return lent
+
+
+def _renew(client: SyncPrefectClient, name: str, leases: list[UUID], over: threading.Event) -> None:
+    """Renew the one lease until the slot is given back, or put in its place the one that follows it.
+
+    No failure of it is an error: the job keeps running, whether or not Prefect's server can count it.
+    """
+    pause = RENEWAL_SECONDS
+    with client_retries(0):
+        while not over.wait(pause):
+            try:
+                leases[:] = [_renewed(client, name, leases[0])]
+                pause = RENEWAL_SECONDS
+            except Exception as error:
+                if pause != _RENEW_AGAIN and not over.is_set():
+                    run_log().warning("the slot of %s is not renewed yet: %s", name, _refusal(error))
+                pause = _RENEW_AGAIN
+
+
+def _renewed(client: SyncPrefectClient, name: str, lease_id: UUID) -> UUID:
+    """The lease, renewed; where the server has ended it, that of another slot of the limit."""
+    try:
+        client.renew_concurrency_lease(lease_id, LEASE_SECONDS)
+    except HTTPStatusError as error:
+        if error.response.status_code != codes.GONE:
+            raise
+        return _lent(client, name).lease_id
+    return lease_id
+
+
+def _refusal(error: Exception) -> str:
+    """Why the server gave no slot, or did not answer."""
+    if isinstance(error, HTTPStatusError) and error.response.status_code == codes.LOCKED:
         return "all are taken"
-    return " ".join(str(error.__cause__).split())[:200]
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 @contextlib.contextmanager
@@ -144,7 +198,9 @@ def _taken(names: list[str], check: Callable[[], None]) -> Iterator[None]:
     """Hold a slot of each limit. Where they cannot be given back they come back with the end of their lease."""
     slots = contextlib.ExitStack()
     try:
-        _take(names, slots, check)
+        # Not the client of the task run, which ends with it: with settings of its own, Prefect makes another one.
+        client = slots.enter_context(get_client(sync_client=True, httpx_settings={}))
+        _take(client, names, slots, check)
         yield
     finally:
         try:

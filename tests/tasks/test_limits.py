@@ -1,6 +1,5 @@
 """How many jobs of ours a cluster has at once."""
 
-import asyncio
 import contextlib
 import contextvars
 import logging
@@ -8,12 +7,12 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
-from httpx import HTTPStatusError, Request, Response
+from httpx import ConnectError, HTTPStatusError, Request, Response
 from prefect import flow
-from prefect.client.orchestration import PrefectClient, get_client
-from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.client.orchestration import SyncPrefectClient, get_client
 
 from nightbridge.errors import PermanentError
 from nightbridge.models import ClusterSettings, LaunchPlan, Site
@@ -79,17 +78,17 @@ def test_one_slot_is_held_by_one_job_at_a_time_and_none_is_left_taken(tmp_path: 
 
 def test_a_slot_that_a_busy_server_grants_late_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(workspace=tmp_path, cluster=ClusterSettings(name="late", max_jobs=1))
-    ask, began = PrefectClient.increment_concurrency_slots_with_lease, time.monotonic()
+    ask, began = SyncPrefectClient.increment_concurrency_slots_with_lease, time.monotonic()
 
-    async def answer_late(*args: Any, **parameters: Any) -> Response:
-        answer = await ask(*args, **parameters)
-        await asyncio.sleep(6)
+    def answer_late(*args: Any, **parameters: Any) -> Response:
+        answer = ask(*args, **parameters)
+        time.sleep(6)
         return answer
 
     def wait_no_longer() -> None:
         assert time.monotonic() - began < 60, "the slot that was granted is nobody's"
 
-    monkeypatch.setattr(PrefectClient, "increment_concurrency_slots_with_lease", answer_late)
+    monkeypatch.setattr(SyncPrefectClient, "increment_concurrency_slots_with_lease", answer_late)
     monkeypatch.setattr(limits, "raise_if_interrupted", wait_no_longer)
 
     @flow
@@ -120,13 +119,13 @@ def test_a_limit_that_somebody_deleted_is_no_licence(tmp_path: Path) -> None:
 
 
 def test_why_there_is_no_slot_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    refused = ConcurrencySlotAcquisitionError("no slot")
-    refused.__cause__ = ValueError("422: Slots requested is greater than the limit")
-    taken = ConcurrencySlotAcquisitionError("no slot")
-    taken.__cause__ = HTTPStatusError("423", request=Request("POST", "http://p"), response=Response(423))
+    request = Request("POST", "http://p")
+    refusal = "422: Slots requested is greater than the limit"
+    refused = HTTPStatusError(refusal, request=request, response=Response(422))
+    taken = HTTPStatusError("423", request=request, response=Response(423))
     answers = iter([refused, refused, taken, taken, refused])
 
-    def slot(name: str) -> contextlib.AbstractContextManager[None]:
+    def slot(client: SyncPrefectClient, name: str) -> contextlib.AbstractContextManager[None]:
         for answer in answers:
             raise answer
         return contextlib.nullcontext()
@@ -136,9 +135,9 @@ def test_why_there_is_no_slot_is_logged_once(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(limits, "get_run_logger", lambda: logging.getLogger("nightbridge"))
 
     with contextlib.ExitStack() as slots, caplog.at_level("INFO", "nightbridge"):
-        limits._take(["nightbridge-hopper"], slots, lambda: None)
+        client = slots.enter_context(get_client(sync_client=True))
+        limits._take(client, ["nightbridge-hopper"], slots, lambda: None)
 
-    refusal = "422: Slots requested is greater than the limit"
     assert [line.rpartition("hopper: ")[2] for line in caplog.messages] == [refusal, "all are taken", refusal]
 
 
@@ -157,3 +156,81 @@ def test_a_job_that_is_found_again_is_watched_before_its_slot_is_free(tmp_path: 
 
     assert while_taken == [1]
     wait_until(lambda: taken("nightbridge-found") == 0)
+
+
+def test_a_run_that_waits_for_a_slot_shows_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    site = Site(workspace=tmp_path, cluster=ClusterSettings(name="quiet", max_jobs=1))
+    own_terminal = logging.getLogger("prefect._internal")  # what it logs goes to stderr, past the others
+
+    def wait_for_one() -> None:
+        with job_slots(plan(tmp_path, "second"), site):
+            pass
+
+    @flow
+    def two() -> None:
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(wait_for_one,))
+        with job_slots(plan(tmp_path, "first"), site):
+            thread.start()
+            time.sleep(3)
+        thread.join()
+
+    own_terminal.addHandler(caplog.handler)
+    try:
+        two()
+    finally:
+        own_terminal.removeHandler(caplog.handler)
+
+    assert [line for line in caplog.messages if "all are taken" in line]
+    assert not [line for line in caplog.records if line.levelno >= logging.WARNING]
+
+
+def test_a_slot_is_renewed_however_long_the_server_was_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(workspace=tmp_path, cluster=ClusterSettings(name="away", max_jobs=1))
+    renew, failures, renewed = SyncPrefectClient.renew_concurrency_lease, iter(range(4)), threading.Event()
+
+    def answer_the_fifth(*args: Any, **parameters: Any) -> Response:
+        if next(failures, None) is not None:
+            raise ConnectError("Connection refused")
+        answer = renew(*args, **parameters)
+        renewed.set()
+        return answer
+
+    monkeypatch.setattr(SyncPrefectClient, "renew_concurrency_lease", answer_the_fifth)
+    monkeypatch.setattr(limits, "RENEWAL_SECONDS", 0.1, raising=False)
+    monkeypatch.setattr(limits, "_RENEW_AGAIN", 0.2, raising=False)
+
+    @flow
+    def one() -> None:
+        with job_slots(plan(tmp_path, "long"), site):
+            assert renewed.wait(30), "nobody renews the lease any more"
+
+    one()
+
+    wait_until(lambda: taken("nightbridge-away") == 0)
+
+
+def test_a_slot_whose_lease_the_server_has_ended_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(workspace=tmp_path, cluster=ClusterSettings(name="ended", max_jobs=1))
+    ask, leases = SyncPrefectClient.increment_concurrency_slots_with_lease, list[UUID]()
+
+    def remember(*args: Any, **parameters: Any) -> Response:
+        answer = ask(*args, **parameters)
+        leases.append(UUID(answer.json()["lease_id"]))
+        return answer
+
+    monkeypatch.setattr(SyncPrefectClient, "increment_concurrency_slots_with_lease", remember)
+    monkeypatch.setattr(limits, "RENEWAL_SECONDS", 0.5, raising=False)
+
+    @flow
+    def one() -> None:
+        with job_slots(plan(tmp_path, "long"), site):
+            with get_client(sync_client=True) as client:
+                client.release_concurrency_slots_with_lease(leases[0])
+            wait_until(lambda: len(leases) == 2)
+            assert taken("nightbridge-ended") == 1
+
+    one()
+
+    wait_until(lambda: taken("nightbridge-ended") == 0)
