@@ -5,7 +5,7 @@ any good night's. What contradicts the plan, or itself, or what a GPU can do, ma
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from nightbridge.history.rows import HistoryRow
@@ -180,20 +180,14 @@ def _gpu_type(test: TestDefinition) -> str:
 
 def _contradictions(record: RunRecord) -> Iterator[str]:
     tolerances = {quantity.name: quantity.tolerance for quantity in QUANTITIES}
-    some = {source for source, iterations in record.summary.ran.get(INTERVALS, {}).items() if iterations != 1}
+    intervals = record.summary.ran.get(INTERVALS, {})
+    some = frozenset(source for source, iterations in intervals.items() if iterations != 1)
     for name, values in quantities_by_source(record).items():
         if record.summary.start_step and name in NOT_AFTER_RESUME:
             continue
-        tolerance, looser = tolerances.get(name, 0.0), some if name == LARGEST_RATE else set()
-        (source, first), *others = values.items() or (("", None),)
-        if all(
-            _agree(
-                first,
-                value,
-                SOME_RATES_TOLERANCE if (other if _is_less(value, first) else source) in looser else tolerance,
-            )
-            for other, value in others
-        ):
+        first, *others = values.items() or (("", ""),)
+        sparse = some if name == LARGEST_RATE else frozenset()
+        if all(_agree(first, other, tolerances.get(name, 0.0), sparse) for other in others):
             continue
         sources = [
             f"{_text(value)} {source if source == 'planned' else f'by {source}'}" for source, value in values.items()
@@ -211,16 +205,15 @@ def _lost_resume(record: RunRecord) -> Iterator[str]:
         )
 
 
-def _is_less(one: Scalar, other: Scalar | None) -> bool:
-    return isinstance(one, float | int) and isinstance(other, float | int) and one < other
-
-
-def _agree(one: Scalar | None, other: Scalar, tolerance: float) -> bool:
-    if isinstance(one, float | int) and isinstance(other, float | int):
-        low, high = sorted((one, other))
+def _agree(one: tuple[str, Scalar], other: tuple[str, Scalar], tolerance: float, sparse: Collection[str]) -> bool:
+    """Whether two sources give the same value; one of `sparse` may have missed the largest, and be further below."""
+    (_, left), (_, right) = one, other
+    if isinstance(left, float | int) and isinstance(right, float | int):
+        (low, below), (high, _) = sorted([(left, one[0]), (right, other[0])])
+        tolerance = SOME_RATES_TOLERANCE if below in sparse else tolerance
         return high == low or (low > 0 and high <= low * (1 + tolerance) * (1 + 1e-6))
     # `fp8` is any of fp8_cs, fp8_mx and fp8_sc, and `h100` one word of "H100 80GB HBM3".
-    small, large = sorted((str(one).lower(), str(other).lower()), key=len)
+    small, large = sorted((str(left).lower(), str(right).lower()), key=len)
     return small in re.split(r"[\W_]+", large)
 
 
