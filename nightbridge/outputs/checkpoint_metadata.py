@@ -371,6 +371,8 @@ MAX_CONFIG_BYTES = 4 << 20
 def shard_problem(folder: Path, name: str, size: int) -> str:
     """Why a shard that `.metadata` names cannot be what it is said to be; empty for none."""
     pure = PurePosixPath(name)
+    if "\0" in name:
+        return f"{name!r} is no name of a file"
     if pure.is_absolute() or ".." in pure.parts:
         return f"{name} lies outside the checkpoint"
     try:

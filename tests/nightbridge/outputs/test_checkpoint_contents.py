@@ -261,6 +261,20 @@ def test_an_index_names_its_files_by_their_path_in_the_export(copy: Any, named: 
     assert (reason or "is a safetensors file, which has no checksum") in said
 
 
+@pytest.mark.parametrize(
+    "name", ["a\0b.safetensors", "a" * 300, "model.safetensors.index.json/b.safetensors", "", 3, None]
+)
+def test_an_index_that_names_what_can_be_no_file_is_damaged(copy: Any, name: Any) -> None:
+    path = folder_of(copy("Hugging Face"))
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    index["weight_map"] = dict.fromkeys(index["weight_map"], name)
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    state, _reason = checkpoint_state(path)
+
+    assert state is CheckpointState.DAMAGED
+
+
 def test_a_file_that_no_check_covers_is_named(copy: Any) -> None:
     path = folder_of(copy("Bridge, common.pt"))
     for name in ("tokenizer.model", "merges.txt"):
