@@ -331,9 +331,11 @@ def rerun_reason(metric: Metric, ruling: Ruling, seen: Seen) -> str:
     """Why further pairs are wanted, in words."""
     away = format_change(metric.sign * seen.excess)
     left = f", left open by {format_count(ruling.proof.pairs, 'pair')}" if ruling.proof.pairs else ""
-    scatter = f"single runs of this test scatter by {format_percent(round(seen.noise, 3))}"
-    wanted = f"changes of {format_percent(round(seen.change, 3))} are looked for"
-    return f"{metric.label} {away} from its reference{left}; {scatter}, {wanted}"
+    noise, change = (format_percent(round(value, 3)) for value in (seen.noise, seen.change))
+    why = f"single runs of this test are taken to scatter by {noise}, changes of {change} are looked for"
+    if seen.strays:  # neither weighs in its proof
+        why = f"of its good runs {format_percent(round(seen.strays, 3))} are taken to be out of its band"
+    return f"{metric.label} {away} from its reference{left}; {why}"
 
 
 def moved_back(metric: Metric, nights: Sequence[NightRuns], change: float) -> float | None:
@@ -362,8 +364,7 @@ def said(metric: Metric, control: str, ruling: Ruling, seen: Seen) -> str:
         return f"{metric.label} may be worse, {change} {beside}: {pairs} leave it open, the next night continues"
     if ruling.moved is not None:
         level = format_change(ruling.control * seen.explained / seen.reference - 1)
-        moved = f"{metric.label} moved by {level} with the code of {control} too"
-        return f"{moved}: the cluster, no regression ({pairs})"
+        return f"{metric.label} moved by {level} with the code of {control} too: the cluster, no regression ({pairs})"
     moved = f"{metric.label} was out of its band, and is as good {beside} ({pairs}): no regression"
     return moved if seen.regressed else ""
 

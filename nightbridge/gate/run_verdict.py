@@ -298,7 +298,7 @@ def _with_few_nights(verdict: Verdict, nights: int, tonight: Tonight) -> Verdict
     if verdict.status not in (VerdictStatus.PASSED, VerdictStatus.IMPROVED) or tonight.evidence.golden:
         return verdict
     speed = verdict.metric("step_time")
-    wide = f": {format_percent(speed.threshold)} in step time is the least that would be a regression" if speed else ""
+    wide = f": up to {format_percent(speed.threshold)} in step time is within the band" if speed else ""
     reason = f"{nights} of the {tonight.gate.cold_start} good nights from which a test's own noise is known{wide}"
     update = {"status": VerdictStatus.INSUFFICIENT_DATA, "reasons": (*verdict.reasons, reason)}
     return verdict.model_copy(update=update)
@@ -395,7 +395,8 @@ def _comparison_reasons(results: Sequence[MetricResult]) -> tuple[str, ...]:
     }
     also = "".join(f"; {METRIC_BY_NAME[name].label} {format_change(change)}" for name, change in same.items())
     return tuple(
-        result.reason + also * (result.comparison.metric == "step_time")
+        # Of a move of the cluster the reason gives the control's, and not what the arms are apart.
+        result.reason + also * (result.comparison.metric == "step_time" and result.comparison.status != "passed")
         for result in news
         if result.comparison.metric not in same
     )

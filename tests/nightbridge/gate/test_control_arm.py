@@ -11,12 +11,15 @@ import pytest
 from nightbridge.gate.control_arm import (
     LONGER,
     MAX_TIMES,
+    Ruling,
+    Seen,
     arm_of,
     arm_run,
     control_point,
     most_pairs,
     pairs_of,
     proof_needed,
+    rerun_reason,
     run_at,
     weigh,
     weigh_strays,
@@ -40,6 +43,7 @@ from nightbridge.models import (
     Verdict,
     VerdictStatus,
 )
+from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.models.series import series_id
 from nightbridge.report.tables import further_runs_of
 from nightbridge.store.directory import DirectoryStore
@@ -125,6 +129,17 @@ def test_what_proves_a_regression_to_one_test_may_not_do_so_among_many() -> None
 
     assert compare(record, rows).reruns == 0
     assert compare(record, rows, Evidence(proof=20.0)).reruns == 4
+
+
+def test_further_pairs_of_a_metric_that_strays_by_itself_are_explained_by_its_strays() -> None:
+    averages, strays = Seen(True, 0.3, 0.0, 0.015, 0.05, "", 1.0, 1.0, 0.05, 0.0, 10.0), 1 / 3
+    ruling = Ruling("ask", averages.proof([[]]), 1)
+
+    usual = rerun_reason(METRIC_BY_NAME["step_time"], ruling, averages)
+    straying = rerun_reason(METRIC_BY_NAME["wall_step_time"], ruling, averages._replace(strays=strays))
+
+    assert usual.endswith("single runs of this test are taken to scatter by 1.5 %, changes of 5 % are looked for")
+    assert straying.endswith("; of its good runs 33.3 % are taken to be out of its band")
 
 
 def test_pairs_alternate_which_arm_comes_first() -> None:
@@ -248,7 +263,8 @@ def test_what_moved_both_arms_is_the_clusters_and_the_history_knows() -> None:
     verdict, row, arms = judged_row(1.08, (1.079, 1.081))
 
     assert (verdict.status, verdict.exit_code, verdict.reruns) == (VerdictStatus.PASSED, 0, 0)
-    assert "with the code of 2026-11-01 too: the cluster, no regression" in verdict.reasons[0]
+    # How far the arms' TFLOP/s are apart is another comparison than how far the cluster moved.
+    assert verdict.reasons[0].endswith("with the code of 2026-11-01 too: the cluster, no regression (1 pair)")
     assert row.moved["step_time"] == pytest.approx(1.08, abs=0.004)
 
     later, _row, _arms = judged_row(1.081, before=[*good_nights(), *arms, row], night="2026-11-11")
@@ -358,7 +374,7 @@ def test_a_verdict_says_why_it_wants_further_runs_and_what_they_cost() -> None:
 
     wanted, had = further_runs_of(asks), further_runs_of(answered)
     assert wanted.startswith("2 further runs, 0.00 GPU-hours: step time +8.0 % from its reference; single runs of this")
-    assert wanted.endswith("test scatter by 0.3 %, changes of 1.5 % are looked for")
+    assert wanted.endswith("test are taken to scatter by 0.3 %, changes of 1.5 % are looked for")
     assert had.startswith("2 further runs")
     assert further_runs_of(judged(1.0)) == ""
 
@@ -450,7 +466,7 @@ def test_a_regression_on_a_cluster_that_moved_is_not_over_for_want_of_a_control_
         before.append(row_of(record, found[-1]))
 
     asked, _row, _arms = judged_row(step_time, before=[*good_nights(), *arms, row], night="2026-11-11")
-    assert "from its reference; single runs of this test scatter" in asked.reasons[0]
+    assert "from its reference; single runs of this test are taken to scatter" in asked.reasons[0]
     assert [verdict.status for verdict in found[:2]] == [VerdictStatus.REGRESSED] * 2
     unpaired = "where the cluster had moved: no pair with both arms says that it is better"
     assert all(unpaired in verdict.reasons[0] for verdict in found[:2])

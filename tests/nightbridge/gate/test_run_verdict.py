@@ -138,7 +138,9 @@ def test_the_threshold_is_the_tests_own(
     slower = summary_of([1.03] * 50)
     first_nights = history[:3]
 
-    assert compare(make_record(slower), first_nights).status is VerdictStatus.INSUFFICIENT_DATA
+    young = compare(make_record(slower), first_nights)
+    assert young.status is VerdictStatus.INSUFFICIENT_DATA
+    assert young.reasons[-1].endswith("own noise is known: up to 5 % in step time is within the band")
     strict = compare(make_record(slower, gate=GatePolicy(step_time=0.02)), first_nights)
     assert strict.status is VerdictStatus.REGRESSED
 
