@@ -131,17 +131,13 @@ def _take(client: SyncPrefectClient, names: list[str], slots: contextlib.ExitSta
 def _slot(client: SyncPrefectClient, name: str) -> Iterator[None]:
     """Hold a slot of one limit. Of several names in one question, Prefect would pass over one that is not there."""
     lent = _lent(client, name)
-    leases, over = [lent.lease_id], threading.Event()
+    held = _Lease(client, name, lent.lease_id)
     events = emit_concurrency_acquisition_events(lent.limits, 1)
-    renewal = partial(contextvars.copy_context().run, _renew, client, name, leases, over)
-    thread = threading.Thread(target=renewal, name=f"lease-of-{name}", daemon=True)
-    thread.start()
     try:
-        yield
+        with _beside(held.renew, f"lease-of-{name}"):
+            yield
     finally:
-        over.set()
-        thread.join(timeout=_LAST_ANSWER)
-        client.release_concurrency_slots_with_lease(leases[0])
+        client.release_concurrency_slots_with_lease(held.lease_id)
         emit_concurrency_release_events(lent.limits, 1, events)
 
 
@@ -158,32 +154,36 @@ def _lent(client: SyncPrefectClient, name: str) -> ConcurrencyLimitWithLeaseResp
     return lent
 
 
-def _renew(client: SyncPrefectClient, name: str, leases: list[UUID], over: threading.Event) -> None:
-    """Renew the one lease until the slot is given back, or put in its place the one that follows it.
+class _Lease:
+    """The lease of a slot of one limit; another one takes its place where the server has ended it."""
 
-    No failure of it is an error: the job keeps running, whether or not Prefect's server can count it.
-    """
-    pause = RENEWAL_SECONDS
-    with client_retries(0):
-        while not over.wait(pause):
-            try:
-                leases[:] = [_renewed(client, name, leases[0])]
-                pause = RENEWAL_SECONDS
-            except Exception as error:
-                if pause != _RENEW_AGAIN and not over.is_set():
-                    run_log().warning("the slot of %s is not renewed yet: %s", name, _refusal(error))
-                pause = _RENEW_AGAIN
+    def __init__(self, client: SyncPrefectClient, name: str, lease_id: UUID) -> None:
+        self.lease_id = lease_id
+        self._client, self._name = client, name
 
+    def renew(self, over: threading.Event) -> None:
+        """Renew it until the slot is given back.
 
-def _renewed(client: SyncPrefectClient, name: str, lease_id: UUID) -> UUID:
-    """The lease, renewed; where the server has ended it, that of another slot of the limit."""
-    try:
-        client.renew_concurrency_lease(lease_id, LEASE_SECONDS)
-    except HTTPStatusError as error:
-        if error.response.status_code != codes.GONE:
-            raise
-        return _lent(client, name).lease_id
-    return lease_id
+        No failure of it is an error: the job keeps running, whether or not Prefect's server can count it.
+        """
+        pause = RENEWAL_SECONDS
+        with client_retries(0):
+            while not over.wait(pause):
+                try:
+                    self._renew_once()
+                    pause = RENEWAL_SECONDS
+                except Exception as error:
+                    if pause != _RENEW_AGAIN and not over.is_set():
+                        run_log().warning("the slot of %s is not renewed yet: %s", self._name, _refusal(error))
+                    pause = _RENEW_AGAIN
+
+    def _renew_once(self) -> None:
+        try:
+            self._client.renew_concurrency_lease(self.lease_id, LEASE_SECONDS)
+        except HTTPStatusError as error:
+            if error.response.status_code != codes.GONE:
+                raise
+            self.lease_id = _lent(self._client, self._name).lease_id
 
 
 def _refusal(error: Exception) -> str:
@@ -212,17 +212,25 @@ def _taken(names: list[str], check: Callable[[], None]) -> Iterator[None]:
 @contextlib.contextmanager
 def _taken_beside(names: list[str]) -> Iterator[None]:
     """Take the slots in a thread of their own, and hold them until the block is over."""
-    over = threading.Event()
 
-    def check() -> None:
-        if over.is_set():
-            raise _GivenUp
+    def hold(over: threading.Event) -> None:
+        def check() -> None:
+            if over.is_set():
+                raise _GivenUp
 
-    def hold() -> None:
         with contextlib.suppress(_GivenUp), _taken(names, check):
             over.wait()
 
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(hold,), name="job-slots", daemon=True)
+    with _beside(hold, "job-slots"):
+        yield
+
+
+@contextlib.contextmanager
+def _beside(call: Callable[[threading.Event], None], name: str) -> Iterator[None]:
+    """Call a function in a thread of this name beside the block; the event tells it that the block is over."""
+    over = threading.Event()
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(call, over), name=name, daemon=True)
     thread.start()
     try:
         yield
