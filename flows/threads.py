@@ -213,12 +213,12 @@ def heeds_cancellation() -> Iterator[None]:
     Raises:
         CancelledByPerson: The flow run is cancelled.
     """
-    flow_run, over = this_flow_run(), threading.Event()
-    is_heeded = flow_run is None or _heeded.get() or _has_own_process()
+    over = threading.Event()
+    is_heeded = this_flow_run() is None or _heeded.get() or _has_own_process()
     before = _heeded.set(True)
     try:
         with interrupted_together() as interruption:
-            if flow_run is not None and not is_heeded:
+            if not is_heeded:
                 look = partial(_look_for_cancellation, interruption, over)
                 run = contextvars.copy_context().run
                 threading.Thread(target=run, args=(look,), name="cancellation", daemon=True).start()
