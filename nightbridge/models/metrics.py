@@ -91,6 +91,17 @@ class Metric(NamedTuple):
 
 _GIGABYTES_OF_A_MEBIBYTE = 2**20 / 1e9
 
+
+def _memory_patterns(what: str, short: str) -> tuple[LogPattern, ...]:
+    """How logs say what the allocator has `allocated` or `reserved` at most; `short`: Megatron-LM's word for it."""
+    return (
+        LogPattern(f"mem-max-{what}", rf"\bmem-max-{what}-gigabytes: {NUMBER}"),
+        # Megatron-LM's own: of each rank that reports in mebibytes, and in one line after the first iterations.
+        LogPattern(f"max_{short}_MB", rf"\bmax_{short}_MB={NUMBER}", _GIGABYTES_OF_A_MEBIBYTE),
+        LogPattern(f"max {what}", rf"memory \(MB\) \|.{{0,200}}?\bmax {what}: {NUMBER}", _GIGABYTES_OF_A_MEBIBYTE),
+    )
+
+
 # Megatron-Bridge prints MODEL_TFLOP as 0 when it cannot count it: such a zero is no measurement. A loss may be zero.
 _ROWS = (
     Metric(
@@ -127,14 +138,7 @@ _ROWS = (
         fact="memory",
         tag="memory/mem-max-allocated-gigabytes",
         other_tags=(("mem-max-allocated-bytes", 1e-9),),
-        log=(
-            LogPattern("mem-max-allocated", rf"\bmem-max-allocated-gigabytes: {NUMBER}"),
-            # Megatron-LM's own: of each rank that reports in mebibytes, and in one line after the first iterations.
-            LogPattern("max_alloc_MB", rf"\bmax_alloc_MB={NUMBER}", _GIGABYTES_OF_A_MEBIBYTE),
-            LogPattern(
-                "max allocated", rf"memory \(MB\) \|.{{0,200}}?\bmax allocated: {NUMBER}", _GIGABYTES_OF_A_MEBIBYTE
-            ),
-        ),
+        log=_memory_patterns("allocated", "alloc"),
         reduce="max",
     ),
     # What the allocator holds for tensors that come and go, which fragmentation makes more of; its blocks depend on the
@@ -148,13 +152,7 @@ _ROWS = (
         fact="memory",
         tag="memory/mem-max-reserved-gigabytes",
         other_tags=(("mem-reserved-bytes", 1e-9),),
-        log=(
-            LogPattern("mem-max-reserved", rf"\bmem-max-reserved-gigabytes: {NUMBER}"),
-            LogPattern("max_reserved_MB", rf"\bmax_reserved_MB={NUMBER}", _GIGABYTES_OF_A_MEBIBYTE),
-            LogPattern(
-                "max reserved", rf"memory \(MB\) \|.{{0,200}}?\bmax reserved: {NUMBER}", _GIGABYTES_OF_A_MEBIBYTE
-            ),
-        ),
+        log=_memory_patterns("reserved", "reserved"),
         reduce="max",
     ),
     Metric(
