@@ -278,18 +278,39 @@ def _impossible_speeds(record: RunRecord) -> Iterator[str]:
 
 
 def missing_steps(record: RunRecord, baseline: Sequence[HistoryRow]) -> tuple[str, ...]:
-    """Why the run is short. The number of steps is the requested one, else that of earlier runs."""
+    """Why the run is short. The number of steps is the requested one, else what its recipe makes it."""
     done = record.summary.steps_done
     requested = (record.summary.steps_expected, record.plan.max_steps, record.spec.test.max_steps)
     expected = max((steps for steps in requested if steps is not None), default=None)
     if expected is None:
-        expected = max((row.summary.steps_done for row in baseline), default=1)
+        expected = _usual_steps(record.summary, baseline)
     start = record.summary.start_step
     if start and not resumed_from(record.spec.test):
         return (
             f"{max(done - start, 0)} of {expected} steps recorded: resumed at iteration {start}, which is not planned",
         )
     return (f"{done} of {expected} steps recorded",) if done < expected else ()
+
+
+def _usual_steps(summary: Summary, baseline: Sequence[HistoryRow]) -> int:
+    """The steps of earlier runs of as long a recipe; else all of its own, unless earlier ones stopped before theirs.
+
+    Args:
+        summary: Of a run whose recipe decides how long it is.
+        baseline: Earlier good runs, oldest first.
+    """
+    planned = _length_of(summary)
+    alike = [row for row in baseline if _length_of(row.summary) in (planned, None)] if planned else list(baseline)
+    if planned and baseline and not alike:
+        before = baseline[-1].summary
+        return planned if before.steps_done >= (_length_of(before) or 0) else min(planned, before.steps_done)
+    return max((row.summary.steps_done for row in alike), default=1)
+
+
+def _length_of(summary: Summary) -> int | None:
+    """The iterations that a run was going to do, as it said itself; None where it did not."""
+    said = next(iter(summary.ran.get("iterations", {}).values()), None)
+    return int(said) if isinstance(said, float | int) and said > 0 else None
 
 
 def wrong_data(summary: Summary) -> tuple[str, ...]:

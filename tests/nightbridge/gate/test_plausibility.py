@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nightbridge.gate.plausibility import implausible
+from nightbridge.gate.plausibility import implausible, missing_steps
 from nightbridge.gate.run_verdict import compare
 from nightbridge.gate.tonight import Evidence
 from nightbridge.history.rows import row_of
@@ -206,3 +206,33 @@ def test_skipped_iterations_may_be_allowed() -> None:
 def test_the_memory_that_nvidia_smi_names_counts() -> None:
     assert reasons(facts={"GPU": "H100 80GB HBM3"}, peak_memory=90.0) != ()
     assert reasons(facts={"GPU": "H100 NVL"}, peak_memory=90.0) == ()
+
+
+def length(iterations: int, done: int, night: str = "2026-11-21") -> RunRecord:
+    """A run whose recipe decides how long it is."""
+    summary = make_summary().model_copy(
+        update={"steps_expected": None, "steps_done": done, "ran": {"iterations": {"its configuration": iterations}}}
+    )
+    record = make_record(summary, night=night, cmd_args={**ARGUMENTS, "max_steps": None})
+    return record.model_copy(update={"plan": record.plan.model_copy(update={"max_steps": None})})
+
+
+@pytest.mark.parametrize(
+    ("before", "tonight", "short"),
+    [
+        pytest.param((50, 50), (40, 40), (), id="the recipe is shorter"),
+        pytest.param((50, 50), (40, 39), ("39 of 40 steps recorded",), id="the recipe is shorter, and the run too"),
+        pytest.param((50, 50), (60, 50), ("50 of 60 steps recorded",), id="the recipe is longer, and the run is not"),
+        pytest.param((50, 50), (60, 60), (), id="the recipe is longer"),
+        pytest.param((50, 50), (50, 40), ("40 of 50 steps recorded",), id="the run is shorter"),
+        pytest.param((100, 50), (100, 50), (), id="each run stops before its end"),
+        pytest.param((100, 50), (200, 50), (), id="each run stops before its end, which is another"),
+        pytest.param((100, 50), (40, 40), (), id="a run that stops ends before"),
+    ],
+)
+def test_a_run_whose_recipe_decides_is_as_long_as_that_says(
+    before: tuple[int, int], tonight: tuple[int, int], short: tuple[str, ...]
+) -> None:
+    history = [row_of(length(*before, night=f"2026-11-{day}"), None) for day in (18, 19, 20)]
+
+    assert missing_steps(length(*tonight), history) == short
