@@ -23,7 +23,7 @@ from nightbridge.flows.final_states import TAG
 from nightbridge.models import NotifySettings, Site, slug
 from nightbridge.notify import host_of, is_teams, smtp_port
 from nightbridge.secrets import resolve_secret
-from nightbridge.tasks.events import NIGHT_EVENT, VERDICT_EVENT
+from nightbridge.tasks.events import NEWS_EVENT, NIGHT_EVENT
 from nightbridge.tasks.site_access import block_value
 
 
@@ -43,11 +43,10 @@ class _Reported(NamedTuple):
 
 REPORTED = {
     "news": _Reported(
-        (VERDICT_EVENT,),
-        {"nightbridge.news": ["new", "worse", "better", "over"]},
-        "{{ event.payload.test_id }}: {{ event.payload.verdict }} ({{ event.payload.news }})",
-        "night {{ event.payload.night }} on {{ event.payload.cluster }}, since {{ event.payload.since or 'now' }}\n"
-        "{{ event.payload.reasons }}\n{{ event.payload.link }}",
+        (NEWS_EVENT,),
+        {},
+        "{{ event.payload.subject }}",
+        "{{ event.payload.text }}",
     ),
     "no report": _Reported(
         (NIGHT_EVENT,),

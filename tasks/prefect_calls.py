@@ -39,6 +39,10 @@ WRITTEN_SECONDS = 30.0
 """How long the server may take to write events down before they are sent again; it tries every 5 s."""
 
 
+EVENTS_PAGE = 50
+"""Events that Prefect's server returns at once."""
+
+
 class PrefectAway(TransientError):
     """Prefect's server does not answer, or not with an answer."""
 
@@ -224,6 +228,25 @@ def send_events(events: Sequence[Event]) -> None:
             _wait_until_written(client, events[-1])
 
     insist("the night's events", on_server(post))
+
+
+def written_events(ids: Sequence[UUID]) -> set[UUID]:
+    """Those of these events that Prefect's server has written down already.
+
+    Raises:
+        PrefectAway: There was no answer for as long as the patience for stores and clusters lasts.
+    """
+
+    def read(client: SyncPrefectClient) -> set[UUID]:
+        found: set[UUID] = set()
+        for first in range(0, len(ids), EVENTS_PAGE):
+            some = [*map(str, ids[first : first + EVENTS_PAGE])]
+            wanted = {"filter": {"id": {"id": some}}, "limit": EVENTS_PAGE}
+            answer = client.request("POST", "/events/filter", json=wanted).json()
+            found |= {UUID(event["id"]) for event in answer["events"]}
+        return found
+
+    return insist("the night's earlier events", on_server(read)) if ids else set()
 
 
 def _wait_until_written(client: SyncPrefectClient, last: Event) -> None:

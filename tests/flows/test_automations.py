@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,9 +13,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Crashed, Failed, Late
 
 from nightbridge.flows.deploy import Request, deploy
-from nightbridge.models import SiteChoice, Verdict, VerdictStatus
-from nightbridge.tasks.events import night_event, verdict_event
-from nightbridge.tasks.prefect_calls import send_events
+from nightbridge.models import NightReport, SiteChoice, Verdict, VerdictStatus
+from nightbridge.tasks.events import night_event, send_report_events
+from nightbridge.tasks.prefect_calls import send_events, written_events
 from tests.real.notify_servers import mail_server, webhook_server
 from tests.real.prefect_server import PrefectServer
 from tests.waiting import wait_until
@@ -43,6 +44,11 @@ def verdict(test_id: str, news: str) -> Verdict:
     )
 
 
+def night_of(*verdicts: Verdict) -> NightReport:
+    night = f"n{uuid4().hex[:6]}"
+    return NightReport(scenario="practice", night=night, verdicts=verdicts, report="file:///r")
+
+
 def test_what_is_news_late_crashed_or_failed_arrives_by_mail_and_webhook_and_nothing_of_others(
     client: SyncPrefectClient, prefect_server: PrefectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,11 +64,15 @@ def test_what_is_news_late_crashed_or_failed_arrives_by_mail_and_webhook_and_not
         made = list(deploy(Request(choice=SiteChoice(system=str(site_file)))))
         assert sum("automation nightbridge: " in line for line in made) == 4
 
-        others = verdict_event("practice", "2026-11-21", verdict("of-another", "new"), "file:///r", "grace")
-        standing = verdict_event("practice", "2026-11-21", verdict("standing", ""), "file:///r", "hopper")
-        ours = verdict_event("practice", "2026-11-21", verdict("llama", "worse"), "file:///r", "hopper")
+        few = night_of(verdict("llama", "worse"), verdict("standing", "standing"), verdict("first", ""))
+        many = night_of(*(verdict(f"t{number:03}", "new") for number in range(300)))
+        for told, cluster in ((night_of(verdict("of-another", "new")), "grace"), (few, "hopper"), (many, "hopper")):
+            last = night_event("practice", told.night, "regressed", cluster=cluster).id
+            for _start in range(2):  # a night that is started again
+                send_report_events(told, "regressed", cluster)
+                wait_until(partial(written_events, [last]), "the night's events", interval=0.5)
         ended = night_event("practice", f"n{uuid4().hex[:6]}", "infrastructure", cluster="hopper", message="no store")
-        send_events([others, standing, ours, ended])
+        send_events([ended])
         nightly = client.read_deployment_by_name("nightly-regression/nightly")
         states: tuple[State[None], ...] = (Late(), Crashed(message="gone"), Failed(), Failed(name="Regressed"))
         runs = [
@@ -75,6 +85,7 @@ def test_what_is_news_late_crashed_or_failed_arrives_by_mail_and_webhook_and_not
 
         wanted = (
             "llama: regressed (worse)",
+            "practice: 300 regressed (new)",
             "infrastructure",
             "is late: Late-run",
             "crashed: Crashed-run",
@@ -95,6 +106,8 @@ def test_what_is_news_late_crashed_or_failed_arrives_by_mail_and_webhook_and_not
         assert told.endswith(f"\n{ui_url}/runs/flow-run/{run.id}")
         assert run.name != "Late-run" or "due since 20" in told
     assert not any(
-        other in text for text in texts for other in ("None", "of-another", "standing", "Foreign-run", "Regressed")
+        other in text
+        for text in texts
+        for other in ("None", "of-another", "standing", "first", "Foreign-run", "Regressed")
     )
     assert {to for envelope in mail.envelopes for to in envelope.rcpt_tos} == {"team@example.org", "night@example.org"}
