@@ -54,6 +54,10 @@ _LAST_ANSWER = 10.0
 # hundred times a second; the others wait here, where they notice an interrupt at once.
 _asking = threading.Lock()
 
+_overdue: "set[_Lease]" = set()
+"""Leases of this process that may have ended while the server was away, of jobs that are still in Slurm. Until each of
+them has its slot again, nobody else here asks for one."""
+
 
 def limits_of(cluster: ClusterSettings) -> dict[str, int]:
     """The names of the limits that a job on this cluster falls under, and their slots."""
@@ -112,7 +116,11 @@ def _take(client: SyncPrefectClient, names: list[str], slots: contextlib.ExitSta
         if not _asking.acquire(timeout=_LOOK_AGAIN):
             continue
         try:
-            with contextlib.ExitStack() as taken:
+            if _overdue:
+                time.sleep(_LOOK_AGAIN)
+                continue
+            # Asked again here: Prefect's own pauses grow to minutes, and would be slept through with the lock held.
+            with contextlib.ExitStack() as taken, client_retries(0):
                 for name in names:
                     taken.enter_context(_slot(client, name))
                 slots.enter_context(taken.pop_all())
@@ -130,14 +138,14 @@ def _take(client: SyncPrefectClient, names: list[str], slots: contextlib.ExitSta
 @contextlib.contextmanager
 def _slot(client: SyncPrefectClient, name: str) -> Iterator[None]:
     """Hold a slot of one limit. Of several names in one question, Prefect would pass over one that is not there."""
-    lent = _lent(client, name)
-    held = _Lease(client, name, lent.lease_id)
+    held = _Lease(client, name)
+    lent = held.take()
     events = emit_concurrency_acquisition_events(lent.limits, 1)
     try:
         with _beside(held.renew, f"lease-of-{name}"):
             yield
     finally:
-        client.release_concurrency_slots_with_lease(held.lease_id)
+        held.give_back()
         emit_concurrency_release_events(lent.limits, 1, events)
 
 
@@ -155,11 +163,27 @@ def _lent(client: SyncPrefectClient, name: str) -> ConcurrencyLimitWithLeaseResp
 
 
 class _Lease:
-    """The lease of a slot of one limit; another one takes its place where the server has ended it."""
+    """The lease of a slot of one limit; another one takes its place where the server has ended it.
 
-    def __init__(self, client: SyncPrefectClient, name: str, lease_id: UUID) -> None:
-        self.lease_id = lease_id
+    A server that was started again and keeps leases in memory has forgotten it before its time, and still counts the
+    slot: it is held, and given back, without a lease.
+    """
+
+    def __init__(self, client: SyncPrefectClient, name: str) -> None:
         self._client, self._name = client, name
+        self._lease_id: UUID | None = None
+        self._begun = self._until = 0.0  # by the clock that goes on while a computer is suspended
+
+    def take(self) -> ConcurrencyLimitWithLeaseResponse:
+        """Take a slot.
+
+        Raises:
+            PermanentError: The limit is gone.
+        """
+        begun = time.time()
+        lent = _lent(self._client, self._name)
+        self._lease_id, self._begun, self._until = lent.lease_id, begun, begun + LEASE_SECONDS
+        return lent
 
     def renew(self, over: threading.Event) -> None:
         """Renew it until the slot is given back.
@@ -168,22 +192,53 @@ class _Lease:
         """
         pause = RENEWAL_SECONDS
         with client_retries(0):
-            while not over.wait(pause):
+            while self._lease_id and not over.wait(pause):
                 try:
-                    self._renew_once()
+                    if not self._is_known(self._lease_id) and self._lease_id:
+                        self.take()
+                    _overdue.discard(self)
                     pause = RENEWAL_SECONDS
                 except Exception as error:
                     if pause != _RENEW_AGAIN and not over.is_set():
                         run_log().warning("the slot of %s is not renewed yet: %s", self._name, _refusal(error))
+                    if self._is_over() and isinstance(error, HTTPError):
+                        _overdue.add(self)
+                    else:  # the limit is gone, which ends those that wait for it
+                        _overdue.discard(self)
                     pause = _RENEW_AGAIN
+        _overdue.discard(self)
 
-    def _renew_once(self) -> None:
+    def _is_known(self, lease_id: UUID) -> bool:
+        """Whether the server has renewed it: it ends those that are over, and may have forgotten others."""
+        until = time.time() + LEASE_SECONDS
         try:
-            self._client.renew_concurrency_lease(self.lease_id, LEASE_SECONDS)
+            self._client.renew_concurrency_lease(lease_id, LEASE_SECONDS)
         except HTTPStatusError as error:
             if error.response.status_code != codes.GONE:
                 raise
-            self.lease_id = _lent(self._client, self._name).lease_id
+            if not self._is_over():
+                self._lease_id = None
+                run_log().warning("%s: %s", self._name, _FORGOTTEN)
+            return False
+        self._until = until
+        return True
+
+    def _is_over(self) -> bool:
+        """Whether nobody but the server can know whose the slot is."""
+        return time.time() >= self._until
+
+    def give_back(self) -> None:
+        """Give the slot back, unless the server has done so."""
+        if self._lease_id and self._is_known(self._lease_id):
+            self._client.release_concurrency_slots_with_lease(self._lease_id)
+        elif not self._lease_id:
+            self._client.release_concurrency_slots([self._name], 1, max(time.time() - self._begun, 1.0))
+
+
+_FORGOTTEN = (
+    "Prefect's server was started again and has forgotten who holds a slot. This one is given back all the same, but "
+    "not that of a process that dies: `nightbridge doctor` says what to set"
+)
 
 
 def _refusal(error: Exception) -> str:

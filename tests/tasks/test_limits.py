@@ -222,6 +222,7 @@ def test_a_slot_whose_lease_the_server_has_ended_is_taken_again(
 
     monkeypatch.setattr(SyncPrefectClient, "increment_concurrency_slots_with_lease", remember)
     monkeypatch.setattr(limits, "RENEWAL_SECONDS", 0.5, raising=False)
+    monkeypatch.setattr(limits._Lease, "_is_over", lambda _: True)
 
     @flow
     def one() -> None:
@@ -234,3 +235,85 @@ def test_a_slot_whose_lease_the_server_has_ended_is_taken_again(
     one()
 
     wait_until(lambda: taken("nightbridge-ended") == 0)
+
+
+def test_nobody_takes_the_slot_of_a_job_whose_lease_ended_while_the_server_was_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(workspace=tmp_path, cluster=ClusterSettings(name="outage", max_jobs=1))
+    away = threading.Event()
+    entered: list[str] = []
+    ask, renew, leases = (
+        SyncPrefectClient.increment_concurrency_slots_with_lease,
+        SyncPrefectClient.renew_concurrency_lease,
+        list[UUID](),
+    )
+
+    def remember(*args: Any, **parameters: Any) -> Response:
+        answer = ask(*args, **parameters)
+        leases.append(UUID(answer.json()["lease_id"]))
+        return answer
+
+    def renew_unless_away(*args: Any, **parameters: Any) -> Response:
+        if away.is_set():
+            raise ConnectError("Connection refused")
+        return renew(*args, **parameters)
+
+    monkeypatch.setattr(SyncPrefectClient, "increment_concurrency_slots_with_lease", remember)
+    monkeypatch.setattr(SyncPrefectClient, "renew_concurrency_lease", renew_unless_away)
+    monkeypatch.setattr(limits, "RENEWAL_SECONDS", 0.2)
+    monkeypatch.setattr(limits, "_RENEW_AGAIN", 0.5)
+    monkeypatch.setattr(limits._Lease, "_is_over", lambda _: bool(leases))
+
+    def wait_for_one() -> None:
+        with job_slots(plan(tmp_path, "second"), site):
+            entered.append("second")
+
+    @flow
+    def two() -> None:
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(wait_for_one,))
+        with job_slots(plan(tmp_path, "first"), site):
+            away.set()
+            time.sleep(2)
+            with get_client(sync_client=True) as client:
+                client.release_concurrency_slots_with_lease(leases[0])  # as the server does that comes back
+            thread.start()
+            time.sleep(4)
+            away.clear()
+            time.sleep(4)
+            entered.append("first ends")
+        thread.join()
+
+    two()
+
+    assert entered == ["first ends", "second"]
+    wait_until(lambda: taken("nightbridge-outage") == 0)
+
+
+@pytest.mark.parametrize("renewed", [True, False], ids=["renewed after it", "ended before"])
+def test_a_slot_that_the_server_has_forgotten_is_counted_until_its_job_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renewed: bool
+) -> None:
+    name = f"forgot-{renewed}".lower()
+    site = Site(workspace=tmp_path, cluster=ClusterSettings(name=name, max_jobs=3))
+    gone = threading.Event()
+
+    def forget(*_: Any, **__: Any) -> Response:
+        request = Request("POST", "http://prefect/renew")
+        gone.set()
+        raise HTTPStatusError("410 Gone", request=request, response=Response(410, request=request))
+
+    monkeypatch.setattr(SyncPrefectClient, "renew_concurrency_lease", forget)
+    monkeypatch.setattr(SyncPrefectClient, "release_concurrency_slots_with_lease", lambda *_: None)  # 204
+    monkeypatch.setattr(limits, "RENEWAL_SECONDS", 0.2 if renewed else 60.0)
+
+    @flow
+    def one() -> None:
+        with job_slots(plan(tmp_path, "long"), site):
+            assert gone.wait(5) is renewed
+            time.sleep(0.5)
+            assert taken(f"nightbridge-{name}") == 1
+
+    one()
+
+    wait_until(lambda: taken(f"nightbridge-{name}") == 0)
