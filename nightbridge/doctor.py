@@ -34,6 +34,8 @@ _USUAL_ENDS = frozenset({*range(3), *GUARD_CODES, *range(124, 144)})
 """Exit codes of batch scripts: done, failed, called wrongly; the guard's; a shell's for timeouts, missing programs and
 signals."""
 
+_LEASE_STORAGE = "prefect.server.concurrency.lease_storage."
+
 
 class Check(Model):
     """The result of one check."""
@@ -62,7 +64,7 @@ def checks(site: Site, open_store: Callable[[], ObjectStore]) -> Iterator[Check]
         "containers": lambda: _containers(site),
         "cluster": lambda: _cluster(site),
         "store": lambda: _store(site, open_store),
-        "Prefect API": _prefect_api,
+        "Prefect API": lambda: _prefect_api(site),
     }
     for subject, check in by_subject.items():
         try:
@@ -221,12 +223,13 @@ def _store(site: Site, open_store: Callable[[], ObjectStore]) -> str:
     return f"{store.url}: can be written"
 
 
-def _prefect_api() -> str:
+def _prefect_api(site: Site) -> str:
     """Whether others may use the configured Prefect server, and which release it runs.
 
     Raises:
         PermanentError: It is reached from other hosts, and takes whatever anybody sends; or it is older than this
-            host's Prefect, which may request what it does not know; or Prefect has no folder that can be written.
+            host's Prefect, which may request what it does not know; or it keeps in memory who holds a slot of the
+            cluster's limits; or Prefect has no folder that can be written.
         TransientError: It does not answer.
     """
     home = prefect_home()
@@ -238,7 +241,7 @@ def _prefect_api() -> str:
     if server is None:
         return "no server is configured: flows bring their own"
     try:
-        is_open, version = server.is_open(), server.version()
+        is_open, version, storage = server.is_open(), server.version(), server.lease_storage()
     except (OSError, ValueError) as error:
         advice = "Start it, or unset PREFECT_API_URL to go without"
         raise TransientError(f"does not answer ({error})", subject=server.host, advice=advice) from error
@@ -250,6 +253,14 @@ def _prefect_api() -> str:
     if version and _release(version) < _release(own):
         what = f"it runs Prefect {version}, and this host the newer {own}"
         raise PermanentError(what, subject=server.host, advice="Upgrade the server first, then its clients")
+    is_limited = (site.cluster.max_jobs or site.cluster.max_jobs_per_account) is not None
+    if is_limited and storage == f"{_LEASE_STORAGE}memory":
+        what = "it keeps in memory who holds a slot of max_jobs: once it is started again, slots stay taken for ever"
+        advice = (
+            f"Set PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE={_LEASE_STORAGE}filesystem for the server; where slots are "
+            "taken while no night runs: prefect gcl update NAME --active-slots 0"
+        )
+        raise PermanentError(what, subject=server.host, advice=advice)
     login = "on this host alone, without a login" if is_open else "wants a login"
     return f"{server.host}: {login}{version and f', Prefect {version}'}"
 

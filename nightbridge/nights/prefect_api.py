@@ -70,6 +70,16 @@ class PrefectServer:
             error.close()
             return ""
 
+    def lease_storage(self) -> str:
+        """The module that keeps who holds a slot of a limit; empty where the server does not say."""
+        try:
+            return str(self._answer("/admin/settings", None)["server"]["concurrency"]["lease_storage"])
+        except urllib.error.HTTPError as error:
+            error.close()
+        except (KeyError, TypeError):
+            pass  # another release
+        return ""
+
     def _answer(self, path: str, body: bytes | None) -> Any:
         request = urllib.request.Request(f"{self._url}{path}", body, self._headers)
         trust = ssl.create_default_context(cafile=self._certificates) if self._certificates else None

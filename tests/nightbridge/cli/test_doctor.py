@@ -266,13 +266,16 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Configures a server of Prefect's API: with what status it answers a question, at which address, which release."""
     with ExitStack() as running:
 
-        def answer(status: int, address: str, version: str | None = None) -> None:
+        def answer(status: int, address: str, version: str | None = None, leases: str = "") -> None:
             class Api(BaseHTTPRequestHandler):
                 def do_POST(self) -> None:
                     self.reply(status, [])
 
                 def do_GET(self) -> None:
-                    self.reply(200 if version else 404, version)
+                    if leases and self.path == "/api/admin/settings":
+                        self.reply(200, {"server": {"concurrency": {"lease_storage": leases}}})
+                    else:
+                        self.reply(200 if version else 404, version)
 
                 def reply(self, status: int, document: object) -> None:
                     self.send_response(status)
@@ -316,6 +319,32 @@ def test_a_prefect_server_that_is_older_than_this_host_s_prefect_is_bad(
     assert found.healthy is healthy
     assert version is None or f"Prefect {version}" in found.what
     assert ("Upgrade the server first" in found.advice) is not healthy
+
+
+MEMORY = "prefect.server.concurrency.lease_storage.memory"
+
+
+@pytest.mark.parametrize(
+    ("leases", "limits", "healthy"),
+    [
+        (MEMORY, {"max_jobs": 4}, False),
+        (MEMORY, {"max_jobs_per_account": 4}, False),
+        (MEMORY, {}, True),  # nobody takes a slot
+        ("prefect.server.concurrency.lease_storage.filesystem", {"max_jobs": 4}, True),
+        ("prefect_redis.lease_storage", {"max_jobs": 4}, True),
+        ("", {"max_jobs": 4}, True),  # another release, or a proxy that lets no settings through
+    ],
+)
+def test_a_server_that_forgets_who_holds_a_slot_of_max_jobs_is_bad(
+    tmp_path: Path, api: Callable[..., None], leases: str, limits: dict[str, Any], healthy: bool
+) -> None:
+    api(200, "127.0.0.1", leases=leases)
+
+    found = findings_of(Site(workspace=tmp_path / "workspace", cluster=ClusterSettings(**limits)))["Prefect API"]
+
+    assert found.healthy is healthy
+    assert ("slots stay taken for ever" in found.what) is not healthy
+    assert ("lease_storage.filesystem for the server" in found.advice) is not healthy
 
 
 def test_a_configured_server_that_does_not_answer_is_bad_for_no_night_begins_without_it(
