@@ -733,6 +733,31 @@ def test_a_cancellation_that_cannot_be_recorded_is_tried_again_and_holds_up_no_o
     assert read_cancellation(jobs[0].attempt_dir) is not None
 
 
+def test_a_job_whose_cancellation_is_always_refused_keeps_no_other_one_beyond_its_limit(
+    stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancel = stub.cancel
+
+    def cancel_but_the_first(job_id: int) -> None:
+        if job_id == 1:
+            raise PermanentError("scancel refused: Access/permission denied", subject="job 1")
+        cancel(job_id)
+
+    monkeypatch.setattr(stub, "cancel", cancel_but_the_first)
+    stub.settings = stub.settings.model_copy(update={"max_runtime": 60.0})
+    ends = []
+    for job_id in (1, 2):
+        stub.say(job_id, JobState.RUNNING, started_at=utc_now() - timedelta(seconds=90))
+        ends.append(following(make_job(tmp_path, job_id)))
+        time.sleep(0.3)
+
+    ends[1].result(timeout=20)
+    stub.say(1, JobState.COMPLETED, exit_code=0)
+    ends[0].result(timeout=20)
+
+    assert stub.cancelled == [2]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_watching_thread_that_died_or_could_not_start_is_started_again(
     stub: StubCluster, following: Callable[..., "Future[Job]"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
