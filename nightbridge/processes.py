@@ -14,6 +14,7 @@ Standard library only: some programs that import this must start quickly.
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -102,7 +103,7 @@ def run(
             start_new_session=True,
         )
     except OSError as error:
-        raise _not_started(error, argv, cwd) from error
+        raise _not_started(error, argv, cwd, environment) from error
     stdout: list[bytes] = []
     lines: list[str] = []
     pumps = [threading.Thread(target=_read_lines, args=(process.stderr or process.stdout, lines, on_line), daemon=True)]
@@ -137,13 +138,17 @@ def run(
     return Finished(code=code, stdout=b"".join(stdout), stderr="\n".join(lines))
 
 
-def _not_started(error: OSError, argv: Sequence[str | Path], cwd: Path | None) -> NightbridgeError:
+def _not_started(
+    error: OSError, argv: Sequence[str | Path], cwd: Path | None, environment: Mapping[str, str]
+) -> NightbridgeError:
     name = Path(argv[0]).name
     if error.errno in _BUSY:
         return _not_now(name, error.strerror)
     if cwd is not None and not cwd.is_dir():
         return PermanentError("no such folder", subject=str(cwd))
-    if isinstance(error, FileNotFoundError):
+    # A folder of PATH that cannot be read refuses a program that is nowhere.
+    found = shutil.which(argv[0], mode=os.F_OK, path=environment.get("PATH"))
+    if isinstance(error, FileNotFoundError) or (isinstance(error, PermissionError) and not found):
         return PermanentError("not installed", subject=name, advice=f"Install {name}, or put it on PATH")
     return PermanentError(f"cannot be started: {error.strerror}", subject=str(argv[0]))
 

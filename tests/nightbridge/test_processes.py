@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -54,6 +55,18 @@ def test_there_is_no_terminal_and_no_input() -> None:
 def test_a_program_that_is_not_there_is_named() -> None:
     with pytest.raises(PermanentError, match="no-such-program-here: not installed"):
         run(["no-such-program-here"], environment=os.environ, timeout=60)
+
+
+def test_a_program_that_is_nowhere_is_not_refused_for_a_folder_of_path_that_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What Popen raises then. For root every folder can be read.
+    monkeypatch.setattr(subprocess, "Popen", mock.Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+
+    with pytest.raises(PermanentError, match="no-such-program-here: not installed"):
+        run(["no-such-program-here"], environment=os.environ, timeout=60)
+    with pytest.raises(PermanentError, match="true: cannot be started: Permission denied"):
+        run(["true"], environment=os.environ, timeout=60)
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.ESTALE])

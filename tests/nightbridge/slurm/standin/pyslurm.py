@@ -24,8 +24,8 @@ _NO_VAL = 0xFFFFFFFE
 _Named = dict[Any, SimpleNamespace]
 _SCRIPT = Path(os.environ["PYSLURM_SCRIPT"])
 _NOTHING: dict[str, Any] = {
-    "exit_code": 0, "exit_code_signal": 0, "submit_time": None, "start_time": None, "end_time": None, "user_id": 0,
-    "state_reason": "None", "allocated_nodes": None, "array_task_id": None,
+    "exit_code": 0, "exit_code_signal": 0, "submit_time": None, "start_time": None, "end_time": None,
+    "user_id": os.getuid(), "state_reason": "None", "allocated_nodes": None, "array_task_id": None,
     "heterogeneous_offset": None, "standard_output": "",
 }  # fmt: skip
 # Accounting's rows, as the real one showed them on Slurm 25.11.5: a plain job has NO_VAL as its offset.
