@@ -52,6 +52,7 @@ from nightbridge.models import (
     Image,
     LauncherEnvironment,
     LaunchPlan,
+    Model,
     PinnedRepository,
     RunSpec,
     Site,
@@ -66,6 +67,43 @@ JOB_FOLDER = "/nemo_run"
 
 RECIPE_STEPS = 50
 """Steps of every flat performance recipe, unless the test sets them."""
+
+# Megatron-Bridge's handle_profiling_step() looks at the steps that are done, so a window A to B is the iterations A + 1
+# to B. It is left after iteration B was measured, so stopping falls into B + 1. PyTorch's profiler counts one step
+# further and warms up one step before its window.
+_TEARDOWN = 1
+_NSYS_LEAD, _PYTORCH_LEAD = 1, -1
+_DEFAULT_START, _DEFAULT_STOP = 10, 11
+
+
+class ProfiledSteps(Model):
+    """Iterations whose time a profiler spoils, first and last."""
+
+    first: int
+    last: int
+
+    def spoils(self, iteration: int, interval: int) -> bool:
+        """Whether a record at `iteration` over the last `interval` iterations has one of them in it."""
+        return self.first <= iteration and iteration - interval < self.last
+
+
+def steps_profiled(start: int, stop: int, *, nsys: bool, pytorch: bool) -> ProfiledSteps | None:
+    """What a window of one of the profilers spoils; None without one."""
+    if stop <= start or not (nsys or pytorch):
+        return None
+    lead = _PYTORCH_LEAD if pytorch else _NSYS_LEAD
+    return ProfiledSteps(first=max(start + lead, 1), last=stop + _TEARDOWN)
+
+
+def profiled_steps(args: Mapping[str, Any]) -> ProfiledSteps | None:
+    """The same by the keys of `[cmd_args]`."""
+    return steps_profiled(
+        int(args.get("profiling_start_step", _DEFAULT_START)),
+        int(args.get("profiling_stop_step", _DEFAULT_STOP)),
+        nsys=bool(args.get("enable_nsys")),
+        pytorch=bool(args.get("pytorch_profiler")),
+    )
+
 
 _LOGGING: Mapping[str, str] = {
     "logger.log_timers_to_tensorboard": "true",

@@ -22,6 +22,7 @@ import numpy as np
 from pydantic import Field
 
 from nightbridge.launch.config_container import model_flops
+from nightbridge.launch.launch_plan import ProfiledSteps, profiled_steps, steps_profiled
 from nightbridge.launch.resources import num_gpus
 from nightbridge.models import GatePolicy, Job, LaunchPlan, Model, RunSpec, Summary
 from nightbridge.models.metrics import METRICS
@@ -36,24 +37,6 @@ from nightbridge.slurm.attempt_files import unreadable_numbers
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# Megatron-Bridge's handle_profiling_step() looks at the steps that are done, so a window A to B is the iterations A + 1
-# to B. It is left after iteration B was measured, so stopping falls into B + 1. PyTorch's profiler counts one step
-# further and warms up one step before its window.
-_TEARDOWN = 1
-_NSYS_LEAD, _PYTORCH_LEAD = 1, -1
-_DEFAULT_START, _DEFAULT_STOP = 10, 11
-
-
-class ProfiledSteps(Model):
-    """Iterations whose time a profiler spoils, first and last."""
-
-    first: int
-    last: int
-
-    def spoils(self, iteration: int, interval: int) -> bool:
-        """Whether a record at `iteration` over the last `interval` iterations has one of them in it."""
-        return self.first <= iteration and iteration - interval < self.last
 
 
 class RunSettings(Model):
@@ -83,7 +66,7 @@ def read_settings(spec: RunSpec, config_container: Path | None) -> RunSettings:
             or container.integer("dataset.seq_length")
             or requested.sequence_length
         ),
-        profiled=_profiled(
+        profiled=steps_profiled(
             container.integer("profiling.profile_step_start") or 0,
             container.integer("profiling.profile_step_end") or 0,
             nsys=container.is_on("profiling.use_nsys_profiler"),
@@ -100,20 +83,8 @@ def _requested(spec: RunSpec) -> RunSettings:
         num_gpus=num_gpus(spec.test),
         global_batch_size=args.get("gb"),
         sequence_length=args.get("seq_length"),
-        profiled=_profiled(
-            int(args.get("profiling_start_step", _DEFAULT_START)),
-            int(args.get("profiling_stop_step", _DEFAULT_STOP)),
-            nsys=bool(args.get("enable_nsys")),
-            pytorch=bool(args.get("pytorch_profiler")),
-        ),
+        profiled=profiled_steps(args),
     )
-
-
-def _profiled(start: int, stop: int, *, nsys: bool, pytorch: bool) -> ProfiledSteps | None:
-    if stop <= start or not (nsys or pytorch):
-        return None
-    lead = _PYTORCH_LEAD if pytorch else _NSYS_LEAD
-    return ProfiledSteps(first=max(start + lead, 1), last=stop + _TEARDOWN)
 
 
 _ANCHORS = 5

@@ -7,13 +7,12 @@ whole layer.
 
 import math
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 
 from nightbridge.launch.flags import items_of
-from nightbridge.launch.versions import V0_4_2, V0_5_0, V0_6_0, is_release
+from nightbridge.launch.versions import V0_4_0, V0_4_2, V0_5_0, V0_6_0, is_release
 from nightbridge.rules.config_container_model import layout_problem
-from nightbridge.rules.config_container_training import SCHEDULER, SCHEDULES
-from nightbridge.rules.required import has_performance_recipe
+from nightbridge.rules.config_container_training import SCHEDULES
+from nightbridge.rules.required import MEGATRON_CORE, has_performance_recipe
 from nightbridge.rules.rule import (
     NO_GRAPHS,
     OVERRIDDEN,
@@ -26,7 +25,6 @@ from nightbridge.rules.rule import (
 )
 
 _PARALLEL_STATE = "Megatron-Core: parallel_state.py and transformer_config.py at 2a75ac12 (main of August 2026)"
-_MEGATRON_CORE = "Megatron-Core: transformer_config.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 _UNTIL_0_4 = "Megatron-Core: transformer_config.py, from b0cc2706 (v0.3.0) to 2edffadb (v0.4.2)"
 _SINCE_0_5 = "Megatron-Core: transformer_config.py, from d0b3b775 (v0.5.0) to 2a75ac12 (main of August 2026)"
 _LAYOUT = "Megatron-Core: pipeline_parallel_layer_layout.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
@@ -138,7 +136,7 @@ def _uneven_batch(run: RuleContext, group: int = 1) -> Iterator[str]:
         reason = f"{reason} * data parallel size {parallel} ({run.shown_gpus} / ({run.shown(sizes)}))"
         unit *= parallel
     instances = run.integer("num_distributed_optimizer_instances") or 1
-    if instances > 1 and run.args.get("use_megatron_fsdp"):
+    if instances > 1 and run.value("use_megatron_fsdp"):
         unit, reason = unit * instances, f"{reason} * num_distributed_optimizer_instances {instances}"
     if group > 1:
         unit, reason = unit * group, f"{reason} * {run.shown({'pp': group})} of a virtual pipeline"
@@ -179,18 +177,22 @@ def _batch_override_divides(run: RuleContext) -> Iterator[str]:
 @rule("fsdp-sizes", _PARALLEL_STATE, (*cmd_args("use_megatron_fsdp pp cp vp"), *OVERRIDDEN))
 def _fsdp_sizes(run: RuleContext) -> Iterator[str]:
     """Megatron FSDP shards over the data-parallel group alone and supports no pipeline or context parallelism."""
-    if not run.args.get("use_megatron_fsdp"):
+    if not run.value("use_megatron_fsdp"):
         return
     larger = {field: size for field, size in run.layout("pp", "cp", "vp").items() if size > 1}
     if larger:
         yield f"use_megatron_fsdp needs pp, cp and vp of 1, not {run.shown(larger)}; change them or switch it off"
 
 
-@rule("optimizer-instances", _PARALLEL_STATE, cmd_args("num_distributed_optimizer_instances use_megatron_fsdp"))
+@rule(
+    "optimizer-instances",
+    _PARALLEL_STATE,
+    cmd_args("num_distributed_optimizer_instances use_megatron_fsdp use_recipes"),
+)
 def _optimizer_instances(run: RuleContext) -> Iterator[str]:
     """Several instances of the distributed optimizer exist only under Megatron FSDP's hybrid sharding."""
     instances = run.integer("num_distributed_optimizer_instances")
-    if instances and instances > 1 and not run.args.get("use_megatron_fsdp"):
+    if instances and instances > 1 and not run.value("use_megatron_fsdp"):
         yield f"num_distributed_optimizer_instances {instances} needs use_megatron_fsdp = true; write it, or remove it"
 
 
@@ -235,7 +237,7 @@ def _layers_divide(run: RuleContext) -> Iterator[str]:
     """Without a layout every pipeline stage gets the same whole number of layers."""
     sizes = {size: count for size, count in run.layout("pp", "vp", "num_layers").items() if size != "vp" or count > 1}
     layers = sizes.pop("num_layers", None)
-    if layers is None or "pp" not in sizes or run.args.get("pipeline_model_parallel_layout"):
+    if layers is None or "pp" not in sizes or run.value("pipeline_model_parallel_layout"):
         return
     written = {path.rpartition(".")[2] for _, path, _ in overrides_of(run.test)}
     if run.args.get("model_recipe_name") not in _EVEN_RECIPES or written.intersection(_SPLITS):
@@ -269,8 +271,8 @@ _LAYERS: Mapping[str, int] = {
 )
 def _pipeline_layout(run: RuleContext) -> Iterator[str]:
     """A layout says where every layer is, so the sizes of the pipeline and the model must agree with it."""
-    layout, sizes = run.args.get("pipeline_model_parallel_layout"), run.layout("pp", "vp", "num_layers")
-    if not layout or run.args.get("use_recipes"):
+    layout, sizes = run.value("pipeline_model_parallel_layout"), run.layout("pp", "vp", "num_layers")
+    if not layout:
         return
     known = _LAYERS.get(str(run.args.get("model_recipe_name"))) if has_performance_recipe(run) else None
     # A flag of 1 is passed on as None, with which the layout decides.
@@ -279,23 +281,9 @@ def _pipeline_layout(run: RuleContext) -> Iterator[str]:
         yield f"pipeline_model_parallel_layout {layout!r} {problem}"
 
 
-@rule("learning-rate", SCHEDULER, (*cmd_args("lr min_lr use_recipes"), "extra_cmd_args"))
-def _learning_rate(run: RuleContext) -> Iterator[str]:
-    """The learning rate falls from one to the other, and the scheduler asserts both as the job starts."""
-    # Only the recipes of the library are given these; of nothing and zero each keeps its own. An override comes last.
-    if not run.args.get("use_recipes"):
-        return
-    if any(path in ("optimizer.lr", "optimizer.min_lr") for _, path, _ in overrides_of(run.test)):
-        return
-    rates = {field: float(rate) for field in ("lr", "min_lr") if (rate := run.args.get(field))}
-    for field, rate in rates.items():
-        if rate < 0:
-            yield f"cmd_args.{field} = {rate:g} must not be negative"
-    if len(rates) == 2 and 0 < rates["lr"] < rates["min_lr"]:
-        yield f"min_lr {rates['min_lr']:g} is more than lr {rates['lr']:g}; change one"
-
-
 # --- CUDA graphs, recomputation, offloading and overlap ---------------------------------------------------------------
+
+_GRAPHS = cmd_args("cuda_graph_impl cuda_graph_scope use_recipes")
 
 
 def _graphs_on(run: RuleContext) -> bool:
@@ -303,38 +291,20 @@ def _graphs_on(run: RuleContext) -> bool:
 
 
 def _modules(run: RuleContext) -> frozenset[str]:
-    return frozenset(item.lower() for item in items_of(run.args.get("recompute_modules") or ()))
+    return frozenset(item.lower() for item in items_of(run.value("recompute_modules") or ()))
 
 
-_RECOMPUTED = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out")
-_RECOMPUTED_ON_BRANCHES = ("mhc", "gdn", "gdp_in_proj", "gdp_qkv")
-"""What Megatron-LM's branches main and dev recompute beyond the releases."""
-
-
-@rule("recompute-known", _MEGATRON_CORE, (*cmd_args("recompute_modules"), "git_repos"))
-def _recompute_known(run: RuleContext) -> Iterator[str]:
-    """Megatron-Core asserts the names of the modules as the job starts; the launcher takes every text."""
-    pin = run.test.megatron_bridge
-    # By the pin: of a checkout only the oldest release is known that has the launcher's flags. What is no release, or
-    # has another Megatron-LM, may know more names, such as moe_expert, but hardly one that is nearly a release's.
-    is_as_released = is_release(pin.commit) and not pin.submodules and len(run.test.git_repos) < 2
-    for module in items_of(run.args.get("recompute_modules") or ()):
-        near = get_close_matches(module.lower(), _RECOMPUTED, n=1, cutoff=0.85)
-        if module not in (*_RECOMPUTED, *_RECOMPUTED_ON_BRANCHES) and (near or is_as_released):
-            yield f"recompute_modules {module!r} is not a module to recompute; use {', '.join(near or _RECOMPUTED)}"
-
-
-@rule("fsdp-graphs", _MEGATRON_CORE, cmd_args("use_megatron_fsdp cuda_graph_impl"))
+@rule("fsdp-graphs", MEGATRON_CORE, cmd_args("use_megatron_fsdp cuda_graph_impl use_recipes"))
 def _fsdp_graphs(run: RuleContext) -> Iterator[str]:
     """FSDP gathers and frees parameters at every step, and a captured graph keeps fixed addresses."""
-    if run.args.get("use_megatron_fsdp") and _graphs_on(run):
+    if run.value("use_megatron_fsdp") and _graphs_on(run):
         yield (
             f"use_megatron_fsdp and cuda_graph_impl = {run.graph_implementation!r} exclude each other; "
             'switch FSDP off or write cuda_graph_impl = "none"'
         )
 
 
-@rule("offload-graphs", _UNTIL_0_4, cmd_args("activation_offload_layers cuda_graph_impl"), last=V0_4_2)
+@rule("offload-graphs", _UNTIL_0_4, cmd_args("activation_offload_layers cuda_graph_impl use_recipes"), last=V0_4_2)
 def _offload_graphs(run: RuleContext) -> Iterator[str]:
     """Offloading copies activations to the host on other streams, which a captured graph cannot replay."""
     layers = run.integer("activation_offload_layers")
@@ -348,7 +318,7 @@ def _offload_graphs(run: RuleContext) -> Iterator[str]:
 @rule(
     "offload-layer-graphs",
     _SINCE_0_5,
-    cmd_args("activation_offload_layers cuda_graph_impl cuda_graph_scope"),
+    (*cmd_args("activation_offload_layers"), *_GRAPHS),
     first=V0_5_0,
 )
 def _offload_layer_graphs(run: RuleContext) -> Iterator[str]:
@@ -361,7 +331,7 @@ def _offload_layer_graphs(run: RuleContext) -> Iterator[str]:
         )
 
 
-@rule("offload-pipeline", _MEGATRON_CORE, cmd_args("activation_offload_layers pp"))
+@rule("offload-pipeline", MEGATRON_CORE, cmd_args("activation_offload_layers pp use_recipes"))
 def _offload_pipeline(run: RuleContext) -> Iterator[str]:
     """Offloading of activations is implemented for a single pipeline stage."""
     layers, stages = run.integer("activation_offload_layers"), run.integer("pp")
@@ -369,7 +339,7 @@ def _offload_pipeline(run: RuleContext) -> Iterator[str]:
         yield f"activation_offload_layers {layers} needs pp 1, not {stages}; remove it or use pp = 1"
 
 
-@rule("graph-scope", _MEGATRON_CORE, cmd_args("cuda_graph_impl cuda_graph_scope"))
+@rule("graph-scope", MEGATRON_CORE, _GRAPHS)
 def _graph_scope(run: RuleContext) -> Iterator[str]:
     """A graph of the full iteration contains every other one, and Transformer Engine captures layers only."""
     scopes = run.graph_scopes
@@ -381,7 +351,7 @@ def _graph_scope(run: RuleContext) -> Iterator[str]:
         yield 'cuda_graph_scope full_iteration is not for transformer_engine; write cuda_graph_impl = "local"'
 
 
-@rule("local-graph-scope", _BRIDGE_0_6, cmd_args("cuda_graph_impl cuda_graph_scope"), first=V0_6_0)
+@rule("local-graph-scope", _BRIDGE_0_6, _GRAPHS, first=V0_6_0)
 def _local_graph_scope(run: RuleContext) -> Iterator[str]:
     """Megatron-Bridge captures layers with Transformer Engine only; its local graphs hold the full iteration."""
     scopes = run.graph_scopes
@@ -392,7 +362,7 @@ def _local_graph_scope(run: RuleContext) -> Iterator[str]:
         )
 
 
-@rule("graph-full-recompute", _MEGATRON_CORE, cmd_args("cuda_graph_impl cuda_graph_scope recompute_num_layers"))
+@rule("graph-full-recompute", MEGATRON_CORE, (*_GRAPHS, *cmd_args("recompute_num_layers")))
 def _graph_full_recompute(run: RuleContext) -> Iterator[str]:
     """Whole layers can be recomputed only within a graph of the full iteration."""
     layers, scopes = run.integer("recompute_num_layers"), run.graph_scopes
@@ -406,25 +376,25 @@ def _graph_full_recompute(run: RuleContext) -> Iterator[str]:
 
 @rule(
     "recompute-one",
-    _MEGATRON_CORE,
+    MEGATRON_CORE,
     cmd_args("recompute_num_layers recompute_modules activation_offload_layers use_recipes"),
 )
 def _recompute_one(run: RuleContext) -> Iterator[str]:
     """Layers are recomputed, or parts of them, or their activations are offloaded."""
     fields = ("recompute_num_layers", "recompute_modules", "activation_offload_layers")
-    given = [field for field in fields if run.args.get(field)]
-    if len(given) > 1 and not run.args.get("use_recipes"):
+    given = [field for field in fields if run.value(field)]
+    if len(given) > 1:
         yield f"{' and '.join(given)} exclude each other; keep one of them"
 
 
-@rule("graph-moe-router", _MEGATRON_CORE, cmd_args("cuda_graph_impl cuda_graph_scope"))
+@rule("graph-moe-router", MEGATRON_CORE, _GRAPHS)
 def _graph_moe_router(run: RuleContext) -> Iterator[str]:
     """The graph of moe contains its router, which cannot be captured twice."""
     if {"moe", "moe_router"} <= set(run.graph_scopes):
         yield "cuda_graph_scope holds moe and moe_router, and moe contains the router; keep one of them"
 
 
-@rule("graph-moe-preprocess", _MEGATRON_CORE, cmd_args("cuda_graph_impl cuda_graph_scope"))
+@rule("graph-moe-preprocess", MEGATRON_CORE, _GRAPHS)
 def _graph_moe_preprocess(run: RuleContext) -> Iterator[str]:
     """Preprocessing consumes the router's output, so both are captured, or neither."""
     scopes = run.graph_scopes
@@ -433,7 +403,7 @@ def _graph_moe_preprocess(run: RuleContext) -> Iterator[str]:
         yield "cuda_graph_scope moe_preprocess needs moe_router beside it; add moe_router"
 
 
-@rule("graph-recompute", _MEGATRON_CORE, cmd_args("cuda_graph_impl cuda_graph_scope recompute_modules"))
+@rule("graph-recompute", MEGATRON_CORE, (*_GRAPHS, *cmd_args("recompute_modules")))
 def _graph_recompute(run: RuleContext) -> Iterator[str]:
     """Recomputing the expert layer runs it again outside the graph that captured part of it."""
     captured = [scope for scope in ("moe", "moe_router") if scope in run.graph_scopes]
@@ -444,9 +414,7 @@ def _graph_recompute(run: RuleContext) -> Iterator[str]:
         )
 
 
-@rule(
-    "graph-recompute-dropout", _MEGATRON_CORE, cmd_args("cuda_graph_impl cuda_graph_scope recompute_modules"), "warning"
-)
+@rule("graph-recompute-dropout", MEGATRON_CORE, (*_GRAPHS, *cmd_args("recompute_modules")), "warning")
 def _graph_recompute_dropout(run: RuleContext) -> Iterator[str]:
     """What is recomputed inside a graph must repeat exactly, which dropout and jitter prevent."""
     scopes, modules = run.graph_scopes, _modules(run)
@@ -458,10 +426,10 @@ def _graph_recompute_dropout(run: RuleContext) -> Iterator[str]:
             )
 
 
-@rule("overlap-graphs", _UNTIL_0_4, cmd_args("moe_a2a_overlap cuda_graph_impl cuda_graph_scope"), last=V0_4_2)
+@rule("overlap-graphs", _UNTIL_0_4, (*cmd_args("moe_a2a_overlap"), *_GRAPHS), last=V0_4_2)
 def _overlap_graphs(run: RuleContext) -> Iterator[str]:
     """The overlap splits the expert layer into parts that run on two streams, so no graph may hold it whole."""
-    if not run.args.get("moe_a2a_overlap"):
+    if not run.value("moe_a2a_overlap"):
         return
     captured = [scope for scope in run.graph_scopes if scope in (_FULL_ITERATION, "mlp", "moe")]
     if run.graph_implementation == "local" or captured:
@@ -472,21 +440,42 @@ def _overlap_graphs(run: RuleContext) -> Iterator[str]:
         )
 
 
-@rule("overlap-layer-graphs", _SINCE_0_5, cmd_args("moe_a2a_overlap cuda_graph_impl cuda_graph_scope"), first=V0_5_0)
+@rule("overlap-layer-graphs", _SINCE_0_5, (*cmd_args("moe_a2a_overlap"), *_GRAPHS), first=V0_5_0)
 def _overlap_layer_graphs(run: RuleContext) -> Iterator[str]:
     """The overlap splits the expert layer into parts that run on two streams, so no graph of layers may hold it."""
     captured = [scope for scope in ("mlp", "moe") if scope in run.graph_scopes]
-    if run.args.get("moe_a2a_overlap") and run.graph_implementation == "transformer_engine" and captured:
+    if run.value("moe_a2a_overlap") and run.graph_implementation == "transformer_engine" and captured:
         yield (
             f"moe_a2a_overlap is on and the CUDA graph captures {', '.join(captured)}; switch the overlap off, or "
             "capture attn, moe_router and moe_preprocess"
         )
 
 
-@rule("overlap-needs", _MEGATRON_CORE, cmd_args("moe_a2a_overlap ep pp vp recompute_num_layers recompute_modules"))
+@rule(
+    "overlap-biases",
+    "Megatron-Bridge: training/comm_overlap.py and models/gpt_oss, from v0.4.0 to 067f987d (main of August 2026)",
+    (*cmd_args("moe_a2a_overlap model_family_name model_recipe_name"), *_GRAPHS, "extra_cmd_args"),
+    first=V0_4_0,
+)
+def _overlap_biases(run: RuleContext) -> Iterator[str]:
+    """With the overlap the launcher delays the weights' gradients, and a graph cannot hold those of biases."""
+    overrides = {path.rpartition(".")[2] for _, path, _ in overrides_of(run.test)}
+    is_biased = run.args.get("model_family_name") == "gpt_oss" and not overrides & {"add_bias_linear", "add_qkv_bias"}
+    if run.value("moe_a2a_overlap") and is_biased and _graphs_on(run) and "attn" in run.graph_scopes:
+        yield (
+            f"moe_a2a_overlap excludes a CUDA graph of attn where {run.args.get('model_recipe_name')} has biases; "
+            "leave attn out of cuda_graph_scope, or switch the overlap off"
+        )
+
+
+@rule(
+    "overlap-needs",
+    MEGATRON_CORE,
+    cmd_args("moe_a2a_overlap ep pp vp recompute_num_layers recompute_modules use_recipes"),
+)
 def _overlap_needs(run: RuleContext) -> Iterator[str]:
     """The overlap hides the all-to-all of one micro batch behind the compute of another one."""
-    if not run.args.get("moe_a2a_overlap"):
+    if not run.value("moe_a2a_overlap"):
         return
     if run.integer("ep") == 1:
         yield "moe_a2a_overlap needs ep > 1; raise ep or switch it off"

@@ -1,12 +1,15 @@
-"""What the launcher cannot do without, what it takes and nothing reads, and what no night is good without."""
+"""What the launcher cannot do without, what it takes and the job refuses, or nothing reads, and what a night lacks."""
 
 import re
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 
-from nightbridge.launch.launch_plan import RECIPE_STEPS
-from nightbridge.launch.versions import V0_4_0, V0_5_0, V0_6_0, Version
+from nightbridge.launch.flags import items_of
+from nightbridge.launch.launch_plan import RECIPE_STEPS, profiled_steps
+from nightbridge.launch.versions import V0_4_0, V0_5_0, V0_6_0, Version, is_release
 from nightbridge.models.series import DEFAULT_NUM_GPUS, DEFAULTS
-from nightbridge.rules.rule import OLDEST, RuleContext, cmd_args, is_local, overrides_of, rule
+from nightbridge.rules.config_container_training import SCHEDULER
+from nightbridge.rules.rule import OLDEST, PERFORMANCE_ONLY, RuleContext, cmd_args, is_local, overrides_of, rule
 
 _SUBMISSION = "Megatron-Bridge: setup_experiment.py and argument_parser.py of scripts/performance at 067f987d (main)"
 
@@ -81,6 +84,7 @@ def _tokenizer(run: RuleContext) -> Iterator[str]:
         )
 
 
+MEGATRON_CORE = "Megatron-Core: transformer_config.py, from b0cc2706 (v0.3.0) to 2a75ac12 (main of August 2026)"
 _RECIPES = "Megatron-Bridge: scripts/performance/run_recipe.py, from 21b02e0c (v0.3.0) to 067f987d (main)"
 _DIFFUSION = ("flux", "wan")
 """Families whose library recipes keep their own data set, whatever the flags say."""
@@ -108,23 +112,13 @@ _LIBRARY_ONLY: Mapping[str, str] = {
 }
 """Keys that are read with `use_recipes` alone, each with the override that does the same without it."""
 
-_PERFORMANCE_ONLY: Mapping[str, Version | None] = {
-    **dict.fromkeys(("nccl_ub", "moe_flex_dispatcher_backend", "et"), V0_6_0),
-    **dict.fromkeys(("compute_dtype", "config_variant", "optimizer_type", "moe_a2a_overlap")),
-    **dict.fromkeys(("hidden_size", "num_layers", "num_moe_experts", "first_k_dense_replace", "use_tokendrop")),
-    **dict.fromkeys(("pipeline_model_parallel_layout", "use_megatron_fsdp", "cuda_graph_impl", "cuda_graph_scope")),
-    **dict.fromkeys(("recompute_num_layers", "recompute_modules", "activation_offload_layers")),
-    **dict.fromkeys(("c4_root", "c4_train_shards")),
-}
-"""Keys that are not read with `use_recipes`, but from this version on."""
-
 _NEVER_READ: Mapping[str, Version] = {
     **dict.fromkeys(("dataset_name", "packed_sequence"), OLDEST),
     "optimizer_type": V0_6_0,
 }
 """Keys that nothing reads from this version on."""
 
-_SOMETIMES_READ = _LIBRARY_ONLY.keys() | _PERFORMANCE_ONLY.keys() | _NEVER_READ.keys()
+_SOMETIMES_READ = _LIBRARY_ONLY.keys() | PERFORMANCE_ONLY.keys() | _NEVER_READ.keys()
 
 
 def is_given(value: object) -> bool:
@@ -152,7 +146,6 @@ def _unread(run: RuleContext) -> Iterator[str]:
     for field in [name for name in args if name in _SOMETIMES_READ]:
         if not is_given(args[field]) or args[field] == DEFAULTS.get(field):
             continue
-        since = _PERFORMANCE_ONLY.get(field, OLDEST)
         if field in _NEVER_READ and run.version >= _NEVER_READ[field]:
             yield f"cmd_args.{field} has no effect: nothing in this version of Megatron-Bridge reads it; remove it"
         elif field in _LIBRARY_ONLY and not library:
@@ -160,7 +153,7 @@ def _unread(run: RuleContext) -> Iterator[str]:
                 f"cmd_args.{field} has no effect without use_recipes, so the recipe's own value trains; "
                 f"write the override {_LIBRARY_ONLY[field]} in its place"
             )
-        elif library and (since is None or run.version < since):
+        elif not run.reads(field):
             yield f"cmd_args.{field} has no effect with use_recipes, so the recipe's own value trains; remove it"
     if library and run.version < V0_5_0 and run.test.extra_cmd_args:
         yield "extra_cmd_args has no effect with use_recipes before v0.5.0, which drops all overrides; pin a newer one"
@@ -172,6 +165,40 @@ def _unread(run: RuleContext) -> Iterator[str]:
                 f"cmd_args.seq_length = {length} changes the data alone before v0.6.0, and the job ends where the "
                 f'model\'s is another; write the override model.seq_length = "{length}" beside it'
             )
+
+
+@rule("learning-rate", SCHEDULER, (*cmd_args("lr min_lr use_recipes"), "extra_cmd_args"))
+def _learning_rate(run: RuleContext) -> Iterator[str]:
+    """The learning rate falls from one to the other, and the scheduler asserts both as the job starts."""
+    # Only the recipes of the library are given these; of nothing and zero each keeps its own. An override comes last.
+    if not run.args.get("use_recipes"):
+        return
+    if any(path in ("optimizer.lr", "optimizer.min_lr") for _, path, _ in overrides_of(run.test)):
+        return
+    rates = {field: float(rate) for field in ("lr", "min_lr") if (rate := run.args.get(field))}
+    for field, rate in rates.items():
+        if rate < 0:
+            yield f"cmd_args.{field} = {rate:g} must not be negative"
+    if len(rates) == 2 and 0 < rates["lr"] < rates["min_lr"]:
+        yield f"min_lr {rates['min_lr']:g} is more than lr {rates['lr']:g}; change one"
+
+
+_RECOMPUTED = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out")
+_RECOMPUTED_ON_BRANCHES = ("mhc", "gdn", "gdp_in_proj", "gdp_qkv")
+"""What Megatron-LM's branches main and dev recompute beyond the releases."""
+
+
+@rule("recompute-known", MEGATRON_CORE, (*cmd_args("recompute_modules use_recipes"), "git_repos"))
+def _recompute_known(run: RuleContext) -> Iterator[str]:
+    """Megatron-Core asserts the names of the modules as the job starts; the launcher takes every text."""
+    pin = run.test.megatron_bridge
+    # By the pin: of a checkout only the oldest release is known that has the launcher's flags. What is no release, or
+    # has another Megatron-LM, may know more names, such as moe_expert, but hardly one that is nearly a release's.
+    is_as_released = is_release(pin.commit) and not pin.submodules and len(run.test.git_repos) < 2
+    for module in items_of(run.value("recompute_modules") or ()):
+        near = get_close_matches(module.lower(), _RECOMPUTED, n=1, cutoff=0.85)
+        if module not in (*_RECOMPUTED, *_RECOMPUTED_ON_BRANCHES) and (near or is_as_released):
+            yield f"recompute_modules {module!r} is not a module to recompute; use {', '.join(near or _RECOMPUTED)}"
 
 
 TIMES = (
@@ -188,6 +215,31 @@ def _steps_timed(run: RuleContext) -> Iterator[str]:
     for key, path, value in overrides_of(run.test):
         if path == "logger.log_interval" and value is not None and re.fullmatch(r"-?[0-9]{1,18}", value.strip()):
             yield from untimed_steps(run, f"extra_cmd_args: {key!r}", int(value))
+
+
+_PROFILED = (
+    "nightbridge: the steady window of outputs; Megatron-Bridge: handle_profiling_step() of training/profiling.py at "
+    "067f987d (main of August 2026)"
+)
+
+
+@rule(
+    "steps-unprofiled",
+    _PROFILED,
+    (*cmd_args("profiling_start_step profiling_stop_step max_steps enable_nsys pytorch_profiler load_dir"), "gate"),
+    "warning",
+)
+def _steps_unprofiled(run: RuleContext) -> Iterator[str]:
+    """A profiler slows the steps of its window, which no statistic uses; a night without any other step fails."""
+    profiled, gate, steps = profiled_steps(run.args), run.test.gate, run.test.max_steps or RECIPE_STEPS
+    if profiled is None or run.args.get("load_dir"):  # of a run that resumes the first step is not known
+        return
+    warmup = gate.warmup_steps if steps >= 2 * gate.warmup_steps else steps // 2
+    if profiled.first <= warmup + 1 and profiled.last + gate.post_profiling_steps >= steps:
+        yield (
+            f"a profiler slows every step after the warm-up of {warmup}, so every night would fail for missing step "
+            f"times; leave some of the {steps} steps out of its window, or profile in a run beside the nights"
+        )
 
 
 def untimed_steps(run: RuleContext, name: str, interval: int) -> Iterator[str]:

@@ -47,6 +47,16 @@ SIZE_OVERRIDES = {
 }
 """Overrides of sizes, each with the key of `[cmd_args]` that says the same and wins where both are written."""
 
+PERFORMANCE_ONLY: Mapping[str, Version | None] = {
+    **dict.fromkeys(("nccl_ub", "moe_flex_dispatcher_backend", "et"), V0_6_0),
+    **dict.fromkeys(("compute_dtype", "config_variant", "optimizer_type", "moe_a2a_overlap")),
+    **dict.fromkeys(("hidden_size", "num_layers", "num_moe_experts", "first_k_dense_replace", "use_tokendrop")),
+    **dict.fromkeys(("pipeline_model_parallel_layout", "use_megatron_fsdp", "cuda_graph_impl", "cuda_graph_scope")),
+    **dict.fromkeys(("recompute_num_layers", "recompute_modules", "activation_offload_layers")),
+    **dict.fromkeys(("c4_root", "c4_train_shards")),
+}
+"""Keys that are not read with `use_recipes`, but from this version on."""
+
 NO_GRAPHS = ("none", "null")
 """Spellings of `cuda_graph_impl` with which the launcher captures nothing."""
 
@@ -210,16 +220,27 @@ class RuleContext:
             return requested
         return f"{requested}, for which {self.trained} train on nodes of {self.gpus_per_node},"
 
+    def reads(self, field: str) -> bool:
+        """Whether the recipe is given this key of `[cmd_args]`; a rule that asks has `use_recipes` among its fields."""
+        if field not in PERFORMANCE_ONLY or not self.args.get("use_recipes"):
+            return True
+        since = PERFORMANCE_ONLY[field]
+        return since is not None and since <= self.version
+
+    def value(self, field: str) -> Any:
+        """A value of `[cmd_args]` as the recipe is given it; None where it is not written, or not read (`reads`)."""
+        return self.args.get(field) if self.reads(field) else None
+
     @cached_property
     def graph_implementation(self) -> str | None:
         """How CUDA graphs are made, in lower case; None where the recipe decides."""
-        value = self.args.get("cuda_graph_impl")
+        value = self.value("cuda_graph_impl")
         return str(value).strip().lower() if value else None
 
     @cached_property
     def graph_scopes(self) -> tuple[str, ...]:
         """The parts of a layer that are captured, in lower case: those that are written and used."""
-        value = self.args.get("cuda_graph_scope")
+        value = self.value("cuda_graph_scope")
         if not value or self.graph_implementation in NO_GRAPHS:
             return ()
         return tuple([item.lower() for item in items_of(value)])
@@ -237,13 +258,13 @@ class RuleContext:
     def overridden(self, *fields: str) -> dict[str, tuple[str, int]]:
         """Those of these sizes that are written as overrides alone: by field the override and its number."""
         overrides = self._size_overrides
-        found = {each: overrides[each] for each in fields if each in overrides and self.args.get(each) is None}
+        found = {each: overrides[each] for each in fields if each in overrides and self.value(each) is None}
         is_dropped = found and self.args.get("use_recipes") and self.version < V0_5_0
         return {} if is_dropped else found
 
     def integer(self, field: str) -> int | None:
-        """A positive whole number of `[cmd_args]`; None where it is not written, or nonsense that has its own rule."""
-        value = self.args.get(field)
+        """A positive whole number (`value`); None where there is none, or nonsense that has its own rule."""
+        value = self.value(field)
         return value if isinstance(value, int) and value > 0 else None
 
     def layout(self, *fields: str) -> dict[str, int]:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from nightbridge.history.rows import measured as measured_value
+from nightbridge.launch.launch_plan import ProfiledSteps
 from nightbridge.models import Arm, GatePolicy, Job, JobState, JobStatus, Summary
 from nightbridge.models.metrics import METRIC_BY_NAME
 from nightbridge.outputs.curves import logging_interval
 from nightbridge.outputs.event_files import COLUMNS, metrics_parquet
 from nightbridge.outputs.experiment import read_run
-from nightbridge.outputs.measurements import ProfiledSteps, RunSettings, RunToMeasure, measure_run
+from nightbridge.outputs.measurements import RunSettings, RunToMeasure, measure_run
 from tests.builders import make_plan, make_spec
 from tests.nightbridge.outputs.builders import EventFileBuilder, RunFolder, StepLine, measure
 

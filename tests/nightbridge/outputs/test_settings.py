@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
+from nightbridge.launch.launch_plan import ProfiledSteps
 from nightbridge.models import GitRepo, RunSpec, TestDefinition
-from nightbridge.outputs.measurements import ProfiledSteps, RunSettings, read_settings
+from nightbridge.outputs.measurements import RunSettings, read_settings
 
 CONTAINER = """
 _target_: megatron.bridge.training.config.ConfigContainer

@@ -49,6 +49,10 @@ RECOMPUTED = "model.recompute_modules"
 MXFP8 = {"mixed_precision": "bf16_with_mxfp8_mixed"}
 HYBRID = {"model_family_name": "nemotronh", "model_recipe_name": "nemotronh_56b"}
 LAYOUT = "pipeline_model_parallel_layout"
+GPT_OSS = {"model_family_name": "gpt_oss", "model_recipe_name": "gpt_oss_120b", "moe_a2a_overlap": True}
+BIASES = {"model.add_bias_linear": "false", "model.add_qkv_bias": "false"}
+V4 = {"version": "v0.4.0"}
+LIBRARY = {"use_recipes": True, "max_steps": 50, "model_family_name": "qwen", "model_recipe_name": "qwen3_30b_a3b"}
 
 
 def broken(test: TestDefinition, limits: ClusterLimits | None = None) -> dict[str, str]:
@@ -277,6 +281,9 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("overlap-needs", {"moe_a2a_overlap": True, "pp": 2, "vp": 1}, {}, "needs a virtual pipeline"),
     ("overlap-needs", {"moe_a2a_overlap": True, "recompute_num_layers": 1}, {}, "remove recompute_num_layers"),
     ("overlap-needs", {"moe_a2a_overlap": True, "recompute_modules": ["moe"]}, {}, "recomputing moe"),
+    ("overlap-biases", {**GPT_OSS, **TE, "cuda_graph_scope": "attn"}, V4, "leave attn out of cuda_graph_scope"),
+    ("overlap-biases", {**GPT_OSS, **TE, "cuda_graph_scope": ["moe_router", "attn"]}, V6, "gpt_oss_120b has biases"),
+    ("expert-gpus-divide", {"et": 3, "ep": 4, "use_recipes": True}, V6, "et 3 * ep 4 = 12"),
     ("deepseek-layout", {**DEEPSEEK, "pp": 4, "vp": 8}, {}, "write pipeline_model_parallel_layout"),
     ("pipeline-layout", {**DEEPSEEK, "pp": 5, LAYOUT: "Et*4|(t*4|)*14tmL"}, {}, "16 stages, which 5 ranks of the pipe"),
     (
@@ -383,6 +390,24 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("one-profiler", {"enable_nsys": True, "pytorch_profiler": True}, {}, "switch one off"),
     ("profiling-window", {"enable_nsys": True, "profiling_start_step": 12, "profiling_stop_step": 11}, {}, "12 to 11"),
     ("profiling-window", {"pytorch_profiler": True, "max_steps": 10}, {}, "10 to 11 is not inside the run's 10 steps"),
+    (
+        "steps-unprofiled",
+        {"enable_nsys": True, "profiling_start_step": 10, "profiling_stop_step": 49},
+        {},
+        "slows every step after the warm-up of 10",
+    ),
+    (
+        "steps-unprofiled",
+        {"pytorch_profiler": True, "profiling_start_step": 12, "profiling_stop_step": 46},
+        {"gate": GatePolicy(post_profiling_steps=3)},
+        "the warm-up of 10",
+    ),
+    (
+        "steps-unprofiled",
+        {"enable_nsys": True, "profiling_start_step": 1, "profiling_stop_step": 5, "max_steps": 6},
+        {},
+        "the warm-up of 3",
+    ),
     ("flag-exists", {"num_moe_experts": 8}, {}, "it exists from v0.6.0 on"),
     (
         "flag-unread",
@@ -533,6 +558,13 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ("graph-recompute-dropout", {**TE, "cuda_graph_scope": ["attn"], "recompute_modules": ["mla_up_proj"]}, {}),
         ("overlap-graphs", {"moe_a2a_overlap": True, **TE, "cuda_graph_scope": ["moe_router", "moe_preprocess"]}, {}),
         ("overlap-needs", {"moe_a2a_overlap": True, "ep": 8, "pp": 2, "vp": 12}, {}),
+        ("overlap-biases", {**GPT_OSS, **TE, "cuda_graph_scope": "attn"}, {"version": "v0.3.1"}),
+        ("overlap-biases", {**GPT_OSS, **TE, "cuda_graph_scope": "moe_router"}, V6),
+        ("overlap-biases", {**GPT_OSS, **TE, "cuda_graph_scope": "attn", "moe_a2a_overlap": False}, V6),
+        ("overlap-biases", {**GPT_OSS, "cuda_graph_scope": "attn"}, V6),  # the recipe may capture nothing
+        ("overlap-biases", {**GPT_OSS, **TE, "cuda_graph_scope": "attn", "use_recipes": True}, V6),
+        ("overlap-biases", {**GPT_OSS, **TE, "cuda_graph_scope": "attn"}, {**V6, "extra_cmd_args": BIASES}),
+        ("overlap-biases", {**GPT_OSS, **DEEPSEEK, **TE, "cuda_graph_scope": "attn"}, V6),
         ("deepseek-layout", {**DEEPSEEK, "pp": 2, "vp": 8}, {}),
         ("deepseek-layout", {**DEEPSEEK, "pp": 3, "vp": 1, "pipeline_model_parallel_layout": "Et*20|t*20|t*21mL"}, {}),
         ("deepseek-layout", {**DEEPSEEK, "pp": 3}, {}),
@@ -559,6 +591,14 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ("nodes-filled", {"num_gpus": 7, "gpu_type": "none we know"}, {}),
         ("time-limit-ambiguous", {}, {"time_limit": "1-02:30"}),
         ("profiling-window", {"max_steps": 5}, {}),
+        ("steps-unprofiled", {"enable_nsys": True, "profiling_start_step": 10, "profiling_stop_step": 48}, {}),
+        ("steps-unprofiled", {"enable_nsys": True, "profiling_start_step": 11, "profiling_stop_step": 50}, {}),
+        ("steps-unprofiled", {"profiling_start_step": 1, "profiling_stop_step": 50}, {}),
+        (
+            "steps-unprofiled",
+            {"enable_nsys": True, "profiling_start_step": 0, "profiling_stop_step": 50, "load_dir": "/a"},
+            {},
+        ),
         ("steps-timed", {"max_steps": 50}, {"extra_cmd_args": {"logger.log_interval": "25"}}),
         ("steps-timed", {"max_steps": 2}, {"extra_cmd_args": {"logger.log_interval": "2"}}),
         ("steps-timed", {"max_steps": 50}, {"extra_cmd_args": {"logger.tensorboard_log_interval": "50"}}),
@@ -639,6 +679,34 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
 )
 def test_what_a_rule_does_not_forbid_passes(rule: str, args: dict[str, Any], fields: Any) -> None:
     assert rule not in broken(make_test(args, **fields))
+
+
+@pytest.mark.parametrize(
+    ("args", "version"),
+    [
+        ({"et": 3, "ep": 4}, "v0.5.1"),
+        ({"use_megatron_fsdp": True, "pp": 2, **TE}, "v0.6.0"),
+        ({"moe_a2a_overlap": True, "ep": 1, "pp": 2, "vp": 1}, "v0.4.2"),
+        ({"moe_a2a_overlap": True, "recompute_num_layers": 1, "recompute_modules": "moe, nonsense"}, "v0.5.1"),
+        ({"num_layers": 7, "pp": 2}, "v0.6.0"),
+        ({"num_moe_experts": 9, "ep": 2}, "v0.6.0"),
+        ({"activation_offload_layers": 2, "pp": 2, "cuda_graph_impl": "local", "cuda_graph_scope": "attn"}, "v0.6.0"),
+        ({**TE, "cuda_graph_scope": ["moe", "moe_router"], "recompute_modules": "moe"}, "v0.6.0"),
+    ],
+)
+def test_what_a_recipe_of_the_library_is_not_given_refuses_nothing(args: dict[str, Any], version: str) -> None:
+    test = make_test({**LIBRARY, **args}, version=version)
+
+    errors = {violation.rule for violation in check_test(test) if violation.severity == "error"}
+
+    assert errors <= {"checkpoint-size"}
+    assert "flag-unread" in broken(test)
+
+
+def test_an_override_counts_where_the_flag_of_the_same_size_is_not_read() -> None:
+    test = make_test({**LIBRARY, "ep": 4, "et": 1}, version="v0.5.1", extra_cmd_args={ET: "3"})
+
+    assert f"{ET} 3 * ep 4 = 12" in broken(test)["expert-gpus-divide"]
 
 
 def test_every_rule_that_needs_nothing_is_broken_by_some_test_here() -> None:
