@@ -209,7 +209,7 @@ def _fault(
     metrics: Sequence[MetricName],
 ) -> tuple[str, str]:
     """The first and the last night of what was repaired. `begun`: first nights of the levels that are worse now."""
-    own = [row for row in rows if row.repeat == 0] or list(rows)
+    own = _own_runs(rows)
     forced = {one for name in metrics or METRIC_BY_NAME for one in in_force(decisions, name)}
     known = [one for one in decisions if one in forced and one.kind == "acknowledged" and not one.ended]
     if known and not begun and own[-1].verdict not in BAD:
@@ -218,6 +218,11 @@ def _fault(
         advice = "Name the last run that was worse"
         raise InvalidInput("nothing is worse at this run that could be fixed", subject=own[-1].run_key, advice=advice)
     return min([*begun, _streak(own, decisions)]), own[-1].order
+
+
+def _own_runs(rows: Sequence[HistoryRow]) -> list[HistoryRow]:
+    """The nights' own runs: a verdict on a further run says nothing of its night."""
+    return [row for row in rows if row.repeat == 0] or list(rows)
 
 
 def _alike(rows: Sequence[HistoryRow], own: HistoryRow) -> list[HistoryRow]:
@@ -260,15 +265,15 @@ def _last_acknowledged(decision: Decision, rows: Sequence[HistoryRow], decisions
 def _streak(rows: Sequence[HistoryRow], decisions: Sequence[Decision]) -> str:
     """The first of the nights at the end that are all bad, or all too good; the last one where it is neither.
 
-    A level that was accepted before is not what is bad now, unless the last night has that level.
+    A level that was accepted before is not what is bad now, unless the last night has that level. `rows`: of the
+    nights' own runs, oldest first.
     """
-    own = next((row for row in reversed(rows) if row.repeat == 0), rows[-1])
-    if as_decided(own, decisions).verdict is own.verdict:
+    if as_decided(rows[-1], decisions).verdict is rows[-1].verdict:
         rows = [as_decided(row, decisions) for row in rows]
     streak, last = rows[-1].order, rows[-1].verdict
     alike = frozenset({last}) if last is VerdictStatus.SUSPICIOUS else BAD
     for row in reversed(rows):
-        if row.repeat == 0 and row.verdict not in alike:
+        if row.verdict not in alike:
             break
         streak = row.order
     return streak
@@ -276,8 +281,9 @@ def _streak(rows: Sequence[HistoryRow], decisions: Sequence[Decision]) -> str:
 
 def _since(rows: Sequence[HistoryRow], begun: Sequence[str], decisions: Sequence[Decision]) -> str:
     """The first night of the last row's level. `begun`: first nights of the levels that are worse now."""
-    streak = _streak(rows, decisions)
-    if rows[-1].verdict is VerdictStatus.SUSPICIOUS or not begun:
+    own = _own_runs(rows)
+    streak = _streak(own, decisions)
+    if own[-1].verdict is VerdictStatus.SUSPICIOUS or not begun:
         return streak
     nights, latest = sorted({row.order for row in rows}), max(begun)
     # The start of a change is known to a night or two; the first bad verdict is more exact.
