@@ -21,6 +21,7 @@ from nightbridge.report.night_page import MAX_CHARTED, ReportedRun, build_page, 
 from nightbridge.report.sweeps import sweep_section
 from nightbridge.report.tables import gravest_first
 from nightbridge.store.object_store import ObjectStore
+from nightbridge.store.parallel import in_parallel
 
 if TYPE_CHECKING:
     from nightbridge.attribution.attribution_result import AttributionResult
@@ -70,8 +71,8 @@ def night_report_html(
     Raises:
         TransientError: The store did not answer.
     """
-    runs = [_reported_run(store, verdict, cluster) for verdict in gravest_first(verdicts)]
-    runs[:MAX_CHARTED] = [_with_curves(store, run) for run in runs[:MAX_CHARTED]]
+    runs = in_parallel(lambda verdict: _reported_run(store, verdict, cluster), gravest_first(verdicts))
+    runs[:MAX_CHARTED] = in_parallel(lambda run: _with_curves(store, run), runs[:MAX_CHARTED])
     found, notes = _attributions(store, verdicts, cluster)
     note = " ".join(filter(None, (note, *notes)))
     return render_report(
@@ -112,13 +113,15 @@ def night_note(store: ObjectStore, start: NightStart, verdicts: Iterable[Verdict
     """
     if start.late_by is None or start.slot is None:
         return ""
-    code: dict[str, None] = {}
-    for verdict in verdicts:
+
+    def code_of(verdict: Verdict) -> list[str]:
         with contextlib.suppress(DamagedData):  # what is damaged is named on the page of its test
             record = load_record(store, verdict.prefix) if verdict.prefix else None
-            for repository in record.checkout.repositories if record else ():
-                name = repository.url.rstrip("/").rpartition("/")[2].removesuffix(".git")
-                code[f"{name} {repository.commit[:8]}"] = None
+            pinned = record.checkout.repositories if record else ()
+            return [f"{one.url.rstrip('/').rpartition('/')[2].removesuffix('.git')} {one.commit[:8]}" for one in pinned]
+        return []
+
+    code = dict.fromkeys(each for found in in_parallel(code_of, [*verdicts]) for each in found)
     ran = f"; it ran {', '.join(code)}" if code else ""
     return f"This night began {format_duration(start.late_by)} after its slot, {start.slot:%Y-%m-%d %H:%M %z}{ran}."
 
@@ -155,13 +158,15 @@ def _attributions(
         return [], []
     from nightbridge.attribution.attribution_result import result_for
 
-    found: dict[str, AttributionResult] = {}
-    notes: list[str] = []
-    for verdict in bad:
+    def answer(verdict: Verdict) -> "tuple[AttributionResult | None, list[str]]":
+        notes: list[str] = []
         with _noted(notes):
-            if result := result_for(store, verdict, cluster):
-                found[result.plan.attribution_id] = result
-    return list(found.values()), notes
+            return result_for(store, verdict, cluster), notes
+        return None, notes
+
+    answers = in_parallel(answer, bad)
+    found = {result.plan.attribution_id: result for result, _notes in answers if result}
+    return list(found.values()), [note for _result, notes in answers for note in notes]
 
 
 def _attribution_section(result: "AttributionResult") -> dict[str, object]:

@@ -4,6 +4,7 @@ import io
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -58,6 +59,7 @@ from nightbridge.report.tables import (
     verdict_table,
 )
 from nightbridge.store.directory import DirectoryStore
+from nightbridge.store.parallel import WORKERS
 from tests.builders import (
     ATTRIBUTED_FACTORS,
     ATTRIBUTION_PLAN,
@@ -755,6 +757,32 @@ def test_a_store_that_does_not_answer_is_asked_again(
 
     with pytest.raises(TransientError):
         night_report_html(store, "nightly", "2026-11-21", [nights([1.0])[0]], cluster="dgx")
+
+
+def test_tests_are_read_side_by_side_and_stand_as_if_they_were_read_one_by_one(
+    store: DirectoryStore, nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict, rows = nights([1.0, 1.0, 1.08])
+    for row in rows:
+        put_row(store, row)
+    store.put(f"{verdict.prefix}/metrics.parquet", b"PAR1 not really")
+    verdicts = [verdict.model_copy(update={"run_key": f"k{at:02}", "test_id": f"t{at:02}"}) for at in range(24)]
+    one_by_one = night_report_html(store, "nightly", "2026-11-21", verdicts, cluster="dgx")
+    get, reading = store.get, set[int]()
+    most = 0
+
+    def slow(key: str) -> bytes | None:
+        nonlocal most
+        reading.add(threading.get_ident())
+        most = max(most, len(reading))
+        time.sleep(0.01)
+        reading.discard(threading.get_ident())
+        return get(key)
+
+    monkeypatch.setattr(store, "get", slow)
+
+    assert night_report_html(store, "nightly", "2026-11-21", verdicts, cluster="dgx") == one_by_one
+    assert len(rows) < most <= WORKERS * WORKERS  # a test's own rows are read side by side, too
 
 
 # --- short forms -----------------------------------------------------------------------------------------------------
