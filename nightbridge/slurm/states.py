@@ -414,16 +414,16 @@ def _was_refused(status: JobStatus) -> bool:
 def live_jobs(name: str, lookup: Lookup, states: Callable[[Sequence[int]], Mapping[int, JobStatus]]) -> list[int]:
     """The ids of the jobs of this name that are alive, and still have their ids.
 
-    Accounting goes on calling a job alive that slurmctld has lost, and another job may have got its id since. One that
-    slurmctld has just listed lives on where `states` has no answer: it may be away by now, and accounting behind.
+    One that slurmctld has just listed is alive. Accounting goes on calling a job alive that slurmctld has lost, and
+    another job may have got its id since: `states` is asked of those.
     """
     found = {job.job_id: job for job in lookup.jobs if job.state not in TERMINAL}
-    now = states([*found]) if found else {}
-    listed = lookup.queued.difference(now)
+    unlisted = [job_id for job_id in found if job_id not in lookup.queued]
+    now = states(unlisted) if unlisted else {}
     return [
         job_id
         for job_id, job in found.items()
-        if job_id in listed
+        if job_id in lookup.queued
         or ((status := now.get(job_id)) and _is_same_job(status, job) and status.state not in TERMINAL)
     ]
 
