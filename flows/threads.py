@@ -23,10 +23,10 @@ from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar
+from uuid import UUID
 
-from prefect import runtime
 from prefect._internal.control_listener import get_intent
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import TERMINAL_STATES, State, StateType
 from prefect.exceptions import Pause, TerminationSignal
@@ -234,12 +234,11 @@ def heeds_cancellation() -> Iterator[None]:
 
 
 def _look_for_cancellation(interruption: Interruption, over: threading.Event) -> None:
-    """Interrupt this flow run once it, its caller or the outermost one is cancelled; then end its programs."""
+    """Interrupt this flow run once it, or one that it was called in, is cancelled; then end its programs."""
     while not (over.wait(_LOOK_AGAIN) or interruption.cause):
         # Why Prefect does not answer is told by the flow run itself, which asks more of it.
         with suppress(Exception), get_client(sync_client=True) as client, client_retries(0):
-            run = runtime.flow_run
-            ids = [each for each in (run.id, run.parent_flow_run_id, run.root_flow_run_id) if each]
+            ids = _callers(client)
             cancelled = {"type": {"any_": [StateType.CANCELLING, StateType.CANCELLED]}}
             wanted = FlowRunFilter.model_validate({"id": {"any_": ids}, "state": cancelled})
             while not (over.wait(CANCELLED_SECONDS) or interruption.cause):
@@ -247,6 +246,16 @@ def _look_for_cancellation(interruption: Interruption, over: threading.Event) ->
                     interruption.cause = CancelledByPerson()
     while not over.wait(_KILL_AGAIN):
         GUARD.kill_interrupted()
+
+
+def _callers(client: SyncPrefectClient) -> list[UUID]:
+    """The ids of this flow run, of the one that called it, and so on to the outermost."""
+    flow_run, ids = this_flow_run(), []
+    while flow_run:
+        ids.append(flow_run.id)
+        call = client.read_task_run(flow_run.parent_task_run_id) if flow_run.parent_task_run_id else None
+        flow_run = client.read_flow_run(call.flow_run_id) if call and call.flow_run_id else None
+    return ids
 
 
 # --- outside of event loops -------------------------------------------------------------------------------------------

@@ -340,7 +340,7 @@ def cancel(flow_run: str | None) -> None:
 
 
 @pytest.mark.usefixtures("flows_here")
-@pytest.mark.parametrize("caller", ["inner", "outer"])
+@pytest.mark.parametrize("caller", ["inner", "middle", "outer"])
 def test_it_hears_of_it_from_whichever_flow_around_it_is_cancelled(
     monkeypatch: pytest.MonkeyPatch, caller: str
 ) -> None:
@@ -364,9 +364,14 @@ def test_it_hears_of_it_from_whichever_flow_around_it_is_cancelled(
         ends.append(night(return_state=True).name)
 
     @flow
+    def middle() -> None:
+        callers["middle"] = runtime.flow_run.id
+        inner(return_state=True)
+
+    @flow
     def outer() -> None:
         callers["outer"] = runtime.flow_run.id
-        inner(return_state=True)
+        middle(return_state=True)
 
     outer(return_state=True)
 
