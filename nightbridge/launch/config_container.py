@@ -78,9 +78,10 @@ class ConfigContainer:
         return value if isinstance(value, float) else self.integer(path)
 
     def names(self, path: str) -> tuple[str, ...]:
-        """The texts at a path: a list of them, or one alone."""
+        """The texts at a path: a list of them, or one alone. Of a member of an enumeration it is the name."""
         value = self.value(path)
-        return tuple(str(item) for item in value) if isinstance(value, list) else (str(value),) if value else ()
+        items = value if isinstance(value, list) else [value] if value else []
+        return tuple(str(item.get("_name_", item) if isinstance(item, dict) else item) for item in items)
 
     def is_on(self, path: str) -> bool:
         """Whether the value is true, or at least not empty."""

@@ -115,8 +115,13 @@ ETP, INSTANCES = "model.expert_tensor_parallel_size", "num_distributed_optimizer
 DEFERS = {"comm_overlap.defer_embedding_wgrad_compute": True}
 
 
+ENUM = {"_args_": [1], "_call_": True, "_target_": "megatron.core.transformer.enums.CudaGraphModule"}
+
+
 def captured(*modules: str, **model: Any) -> dict[str, Any]:
-    fields = {"cuda_graph_modules": [*modules], "num_moe_experts": 8, "moe_layer_freq": 1, **model}
+    # As Megatron-Bridge dumps the members of an enumeration.
+    named = [{**ENUM, "_name_": module} for module in modules]
+    fields = {"cuda_graph_modules": named, "num_moe_experts": 8, "moe_layer_freq": 1, **model}
     return {**TE, **{f"model.{name}": value for name, value in fields.items()}}
 
 
