@@ -76,7 +76,7 @@ def nightly_regression(
         cluster: `local`, `slurm`, or the name of a Slurm Cluster block.
         store: `file://` or `s3://` URL, or the name of a Harvest Store block.
         workspace: Folder that the compute nodes see under the same path; `.nightbridge` by default.
-        new_attempt: Open a new attempt for runs whose last one ended.
+        new_attempt: Run again every run of the night that has ended, good ones too.
 
     Raises:
         InvalidInput: The scenario, the night id or a named block is wrong, or no test can run; nothing was started.

@@ -147,7 +147,7 @@ def nightly(  # noqa: D417  (`SiteChoice` describes the others)
         tests: Ids of the tests to run, with those that they depend on; all of the scenario when empty.
         night: Night id; the same id finds everything again, and is refused with `tests` that leave out some of that
             night's. Default: the schedule's slot, or a new one by hand.
-        new_attempt: Open a new attempt for runs whose last one ended.
+        new_attempt: Run again every run of the night that has ended, good ones too.
         catch_up: Which scheduled nights are run later when they could not begin in time: `last`, `all` or `none`.
     """
     with shared_night() as shared, ExitStack() as process:

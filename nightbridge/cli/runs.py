@@ -71,7 +71,7 @@ def run_scenario(
         str | None, typer.Option("--night", metavar="ID", help="Night id; the same id resumes the same night.")
     ] = None,
     new_attempt: Annotated[
-        bool, typer.Option("--new-attempt", help="Open a new attempt for runs whose last one ended.")
+        bool, typer.Option("--new-attempt", help="Run again every run of the night that has ended, good ones too.")
     ] = False,
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE.xml", help="Write the verdicts there as JUnit XML.")

@@ -399,7 +399,8 @@ def validated(
         return model.model_validate(table)
     except ValidationError as error:
         for problem in error.errors(include_url=False):
-            kind, path, message = problem["type"], problem["loc"], problem["msg"]
+            kind, message = problem["type"], problem["msg"]
+            path = tuple(part for part in problem["loc"] if part != "[key]")  # pydantic's mark of a table's key
             if kind == "extra_forbidden":
                 findings.unknown((*base, *path), {*_fields_at(model, path), *(also_known if len(path) == 1 else ())})
             elif path[0] in _UNIONS:

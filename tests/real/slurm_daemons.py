@@ -55,9 +55,8 @@ def free_ports(count: int) -> list[int]:
     They are none that the kernel gives to whoever connects somewhere, and another test run that takes ports the same
     way finds them locked: a daemon may bind its port long after it was chosen, and again after it was killed.
     """
-    folder = (
-        Path(tempfile.gettempdir()) / f"nightbridge-test-ports-{os.getuid()}"
-    )  # another user's files cannot be opened
+    # Another user's files cannot be opened.
+    folder = Path(tempfile.gettempdir()) / f"nightbridge-test-ports-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     ports: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):

@@ -82,7 +82,8 @@ def test_confirming_runs_of_an_older_file_are_half_as_many_pairs_and_it_is_said(
     [
         ('[gate]\ngolden = "nowhere.json"', "no such file"),
         (f'[gate]\ngolden = "{"long" * 99}.json"', "no such file"),
-        ("[gate]\nlimits.speed = { max = 1 }", "speed"),
+        ("[gate]\nlimits.speed = { max = 1 }", "gate.limits.speed: input should be"),
+        ("[gate]\nlimits.step_tme = { max = 1 }", "did you mean 'step_time'?"),
         ("[gate]\nstep_tim = 0.1", "step_tim"),
         ("[gate]\nsigmas = 0", "greater than 0"),
         ("[gate]\nstartup_time = inf", "finite"),
