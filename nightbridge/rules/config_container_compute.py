@@ -462,7 +462,7 @@ _LAYER_PARTS = frozenset({"attn", "mlp", "moe", "moe_router", "moe_preprocess", 
     UNCHECKED,
     (
         *("model.cuda_graph_modules", "model.cuda_graph_impl", "model.moe_layer_freq"),
-        *("model.moe_expert_capacity_factor", "model.moe_pad_expert_input_to_capacity"),
+        *("model.moe_expert_capacity_factor", "model.moe_pad_expert_input_to_capacity", "model.recompute_modules"),
     ),
 )
 def _captured(c: ConfigContainer) -> Iterator[str]:
@@ -474,6 +474,9 @@ def _captured(c: ConfigContainer) -> Iterator[str]:
         return
     if {"moe", "moe_router"} <= modules:
         yield "CUDA graphs of moe and of moe_router exclude each other; keep one"
+    recomputes = c.value("model.recompute_granularity") == "selective"
+    if "moe_router" in modules and recomputes and "moe" in c.names("model.recompute_modules"):
+        yield "model.recompute_modules moe would recompute the captured moe_router; remove one of them"
     if "moe_preprocess" in modules and "moe_router" not in modules:
         yield "a CUDA graph of moe_preprocess needs moe_router beside it"
     if (found := sorted({"moe", "moe_router"} & modules)) and (c.integer("model.num_moe_experts") or 1) <= 1:

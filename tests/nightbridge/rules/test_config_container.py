@@ -313,6 +313,11 @@ BREAKS: list[tuple[str, dict[str, Any], str]] = [
         {**WHOLE, "model.cuda_graph_modules": ["attn"]},
         "holds attn already; write model.cuda_graph_modules = []",
     ),
+    (
+        "container-captured",
+        captured("attn", "moe_router", recompute_granularity="selective", recompute_modules=["moe"]),
+        "recompute the captured moe_router; remove one",
+    ),
     ("container-captured", captured("mlp"), "mlp needs dense layers, and all of this model's have experts"),
     ("container-captured", captured("moe"), "moe needs moe_expert_capacity_factor and moe_pad_expert_input_to"),
     (
@@ -769,6 +774,8 @@ def test_every_rule_is_broken_by_some_configuration_here() -> None:
         ("container-intervals", {"checkpoint.save_interval": None}),
         ("container-seed", {"rng.seed": 1}),
         ("container-captured", captured("mlp", moe_layer_freq=[0, 1])),
+        ("container-captured", captured("moe_router", recompute_granularity=None, recompute_modules=["moe"])),
+        ("container-captured", captured("moe_router", recompute_granularity="selective", recompute_modules=["mlp"])),
         ("container-captured", {**WHOLE, "model.cuda_graph_modules": []}),
         ("container-captured", {**WHOLE, "model.cuda_graph_impl": "none", "model.cuda_graph_modules": ["attn"]}),
         ("container-captured", captured("moe", moe_expert_capacity_factor=1.0, moe_pad_expert_input_to_capacity=True)),
