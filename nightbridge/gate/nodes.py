@@ -182,8 +182,7 @@ def _welch(left: Sequence[float], right: Sequence[float]) -> float:
 
     parts = [statistics.variance(part) / len(part) for part in (left, right)]
     spread = sum(parts)
-    difference = statistics.fmean(left) - statistics.fmean(right)
-    if not spread:
-        return 0.0 if difference else 1.0
+    if not spread:  # their medians are apart, and so are their means
+        return 0.0
     degrees = spread**2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, (left, right), strict=True))
-    return t_test_p_value(difference / spread**0.5, degrees)
+    return t_test_p_value((statistics.fmean(left) - statistics.fmean(right)) / spread**0.5, degrees)
