@@ -2,6 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from nightbridge.launch.launch_plan import ProfiledSteps
 from nightbridge.models import GitRepo, RunSpec, TestDefinition
@@ -84,3 +85,60 @@ def test_a_profiler_spoils_its_window_and_what_it_takes_to_start_and_stop(
 )
 def test_without_a_profiler_or_a_window_nothing_is_spoiled(spec: Any, args: Any) -> None:
     assert read_settings(spec(**args), None).profiled is None
+
+
+LARGEST, LAST = {"largest learning rate": 3e-4}, {"last learning rate": 3e-5}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ({"lr_decay_style": "cosine"}, LARGEST | LAST),
+        ({"lr_decay_style": "linear", "lr_warmup_iters": 49}, LARGEST | LAST),
+        ({"lr_decay_style": "constant"}, LARGEST),
+        ({"lr_decay_style": "cosine", "lr_decay_iters": 51}, LARGEST),
+        ({"lr_decay_style": "constant", "lr_warmup_iters": 50}, {}),
+        ({"lr_decay_style": "constant", "lr_warmup_steps": 499}, LARGEST),
+        ({"lr_decay_style": "constant", "lr_warmup_steps": 500, "lr_warmup_iters": 5}, {}),
+        ({"lr_decay_style": "constant", "lr_warmup_fraction": 1.0}, {}),
+        ({"lr_decay_style": "cosine", "lr_decay_iters": 500, "lr_warmup_fraction": 0.1}, {}),
+    ],
+    ids=lambda value: str(value),
+)
+def test_a_rate_that_the_run_does_not_reach_is_none_of_its_plan(
+    spec: Any, container: Any, schedule: dict[str, object], rates: dict[str, float]
+) -> None:
+    table = {
+        "_target_": "megatron.bridge.training.config.ConfigContainer",
+        "train": {"train_iters": 50, "global_batch_size": 10},
+        "model": {},
+        "optimizer": {"lr": 3e-4, "min_lr": 3e-5},
+        "scheduler": schedule,
+    }
+
+    dumped = read_settings(spec(), container(yaml.safe_dump(table))).dumped
+
+    assert {name: value for name, value in dumped.items() if "rate" in name} == rates
+
+
+@pytest.mark.parametrize(
+    ("fields", "precision"),
+    [
+        ({"bf16": True, "fp8": "hybrid", "fp4": "e2m1"}, "fp4"),
+        ({"bf16": True, "fp8": "hybrid", "fp4": None}, "fp8"),
+        ({"bf16": True, "fp16": False}, "bf16"),
+        ({"bf16": False, "fp16": True}, "fp16"),
+        ({"bf16": False}, "fp32"),
+        (None, None),
+        ("bf16_mixed", None),
+    ],
+    ids=str,
+)
+def test_the_smallest_type_of_a_recipe_is_its_precision(
+    spec: Any, container: Any, fields: object, precision: str | None
+) -> None:
+    table = {"_target_": "megatron.bridge.training.config.ConfigContainer", "model": {}, "mixed_precision": fields}
+
+    settings = read_settings(spec(), container(yaml.safe_dump({**table, "train": {"global_batch_size": 10}})))
+
+    assert settings.dumped == {"global batch size": 10} | ({"precision": precision} if precision else {})
