@@ -347,7 +347,7 @@ def moved_back(metric: Metric, nights: Sequence[NightRuns], change: float) -> fl
     held = nights[-1].own.moved.get(metric.name, 1.0)
     earlier = {1.0, *(night.own.moved.get(metric.name, 1.0) for night in nights[:-1])}
     places = [held, *(place for place in earlier if metric.worse(held - place))]
-    if change <= -1 or len(places) == 1:
+    if change <= -1:
         return None
     nearest = min(places, key=lambda place: abs(math.log((1 + change) * held / place)))
     return None if nearest == held else nearest

@@ -65,7 +65,7 @@ def nights_of(rows: Iterable[HistoryRow], iteration: int = 1) -> tuple[NightRuns
     """The nights that have a run of their own, oldest first: of several, that of an iteration where there is one."""
 
     def place(row: HistoryRow) -> tuple[Any, ...]:
-        return row.night, row.repeat, row.iteration != iteration, row.iteration, row.harvested_at
+        return row.repeat, row.iteration != iteration, row.iteration, row.harvested_at
 
     by_night: dict[str, list[HistoryRow]] = {}
     for row in sorted(rows, key=place):

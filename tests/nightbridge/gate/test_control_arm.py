@@ -17,6 +17,7 @@ from nightbridge.gate.control_arm import (
     arm_run,
     control_point,
     most_pairs,
+    moved_back,
     pairs_of,
     proof_needed,
     rerun_reason,
@@ -281,6 +282,18 @@ def test_a_cluster_that_goes_back_to_its_old_level_is_nothing_suspicious() -> No
 
     assert row.moved["step_time"] == pytest.approx(1.3, abs=0.01)
     assert (back.status, back.moved["step_time"]) == (VerdictStatus.PASSED, 1.0)
+    # It is held to all nights before, as narrowly as before the cluster moved.
+    band, usual = (verdict.metric("step_time") for verdict in (back, judged_row(1.001)[0]))
+    assert band is not None
+    assert usual is not None
+    assert band.threshold == pytest.approx(usual.threshold, rel=0.1)
+
+
+@pytest.mark.parametrize(("change", "place"), [(-1.0, None), (-0.4, 2.0), (-0.1, None)])
+def test_a_value_of_zero_is_at_no_earlier_place_of_the_level(change: float, place: float | None) -> None:
+    rows = [make_row(night=f"2026-11-{day:02}").model_copy(update={"moved": {"grad_norm": day}}) for day in (2, 3)]
+
+    assert moved_back(METRIC_BY_NAME["grad_norm"], nights_of(rows), change) == place
 
 
 def test_slower_nodes_move_the_level_of_their_own_nights_and_hide_no_regression_on_others() -> None:

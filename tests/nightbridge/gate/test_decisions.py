@@ -19,6 +19,7 @@ from nightbridge.gate.decisions import (
     Decision,
     Withdrawal,
     as_of,
+    decision_on,
     in_force,
     is_accepted,
     is_left_out,
@@ -855,3 +856,19 @@ def test_the_command_line_lists_and_withdraws(
     assert f"the level since {night(4)} alerts again (2 nights judged again, 1 with another verdict)" in said.out
     assert said.out.count("withdrawn by bob") == 1
     assert "Name a run to accept, --undo ID, or --list" in said.err
+
+
+@pytest.mark.parametrize(
+    ("last_before", "first", "is_about"),
+    [
+        ("2026-11-17", "2026-11-18", False),
+        ("2026-11-18", "2026-11-19", True),
+        ("2026-11-20", "2026-11-21", True),
+        ("2026-11-21", "2026-11-22", False),
+    ],
+    ids=["before the fault", "its begin", "its end", "after it"],
+)
+def test_a_fault_that_was_repaired_explains_its_own_begin_and_end(last_before: str, first: str, is_about: bool) -> None:
+    fixed = builders.make_decision("llama3-8b").model_copy(update={"kind": "fixed"})
+
+    assert decision_on([fixed], "step_time", last_before, first) == (fixed if is_about else None)
