@@ -20,13 +20,13 @@ reserved memory --reserved, 1 %, and with --layouts that share of the runs has 8
 
 An alarm is a verdict that is not green and is news (`gate.trend`); unstable ones are counted apart. Printed are alarms
 for each series and year, after night 60 and before it, which metrics raised them, how many series were ever called
-unstable, runs a night, and of planted changes the share found and the night in which half of them were, of all tests
-and of those whose single runs scatter by less than 2 %. Whether a series has two speeds is told by the density of
-20,000 of its runs, which the gate never sees: real runs whose steps fall into two groups make series that do, in every
-kind, and noise may hide a slow mode. With --saves-once the test saves at its end alone, which no arm does, with --busy
-that share of the saves takes three times as long, and with --only some metrics are all that is judged. With --others
-the same nights are judged by one golden value, Perfherder's rule and Otava as well (`detection.py`), each by the
-nights' own runs.
+unstable, runs a night, and of planted changes the share found and the night in which half of them were (it begins after
+--good nights, and the further runs of the night found are counted), of all tests and of those whose single runs scatter
+by less than 2 %. Whether a series has two speeds is told by the density of 20,000 of its runs, which the gate never
+sees: real runs whose steps fall into two groups make series that do, in every kind, and noise may hide a slow mode.
+With --saves-once the test saves at its end alone, which no arm does, with --busy that share of the saves takes three
+times as long, and with --only some metrics are all that is judged. With --others the same nights are judged by one
+golden value, Perfherder's rule and Otava as well (`detection.py`), each by the nights' own runs.
 """
 
 import argparse
@@ -90,9 +90,11 @@ CHANGES = {
     "checkpoint +100 %": 3,
     "reserved +10 %": 3,
     "reserved +20 %": 3,
+    "step +10 %": 1,
+    "step +30 %": 1,
 }
 """What is planted, and within how many nights it is to be found. Seeds go by the place: new ones come last."""
-BY_DEFAULT = [name for name in CHANGES if not name.startswith(("checkpoint", "reserved", "step +1 "))]
+BY_DEFAULT = [name for name in CHANGES if not name.startswith(("checkpoint", "reserved", "step +1", "step +30 "))]
 
 EARLY, YEAR, FOUND_WITHIN = 60, 365, 14
 PLACES = 40
@@ -125,8 +127,8 @@ Seed = tuple[int, ...]
 class Tally(NamedTuple):
     """What was said of one series: alarms before and after night 60 with their metrics, the night found, its runs.
 
-    `scatter`: relative standard deviation of the step time of single runs, on the same nodes in the same hour.
-    `valley`: of those runs, as `valley_of` has it.
+    `further`: runs besides its own of the night found. `scatter`: relative standard deviation of the step time of
+    single runs, on the same nodes in the same hour. `valley`: of those runs, as `valley_of` has it.
     """
 
     early: int
@@ -135,6 +137,7 @@ class Tally(NamedTuple):
     unstable: bool
     found: int | None
     runs: float = 1.0
+    further: int = 0
     scatter: float = math.nan
     valley: float = math.nan
 
@@ -274,7 +277,7 @@ STEADY = Reserving()
 
 
 class Simulation(NamedTuple):
-    """One simulated test: its nights, the noise of its steps, its policy, and what is planted from night 60 on."""
+    """One simulated test: its nights, the noise of its steps, its policy, and what is planted after `good` nights."""
 
     template: RunRecord
     simulated: Simulated
@@ -284,6 +287,7 @@ class Simulation(NamedTuple):
     factor: float
     saving: Saving = OFTEN
     reserving: Reserving = STEADY
+    good: int = EARLY
 
     def run(self, number: int, repeat: int = 0, verdict: Verdict | None = None) -> RunRecord:
         """A run of a night: its own, or the further one of that number that a verdict requests."""
@@ -291,7 +295,7 @@ class Simulation(NamedTuple):
         arm = arm_of(repeat, control.run_key, bool(control.on_nodes)) if control else None
         place = 0 if arm and arm.on_suspects else arm.pair if arm else repeat
         code = number_of(control.night) if control and arm and arm.role == "control" else number
-        worse = {self.what: self.factor} if code >= EARLY else {}
+        worse = {self.what: self.factor} if code >= self.good else {}
         rng = np.random.default_rng((*self.seed, number, repeat))
         speed = self.simulated.speed(number, place, rng) * worse.get("step", 1.0)
         others = (worse.get(name, 1.0) for name in ("memory", "loss", "teardown"))
@@ -367,9 +371,10 @@ def run_series(
     seed: Seed,
     saving: Saving = OFTEN,
     reserving: Reserving = STEADY,
+    good: int = EARLY,
 ) -> Tally:
-    """One test over so many nights, with a change from night 60 on where one is named."""
-    test = make_simulation(kind, change, nights, noise, gate, seed, saving, reserving)
+    """One test over so many nights, with a change after so many good ones where one is named."""
+    test = make_simulation(kind, change, nights, noise, gate, seed, saving, reserving)._replace(good=good)
     quiet = np.random.default_rng((*seed, 1))
     rows: list[HistoryRow] = []
     canary: list[HistoryRow] = []
@@ -393,12 +398,12 @@ def run_series(
         rows = [*rows, row_of(record, verdict), *tonight][-300:]
         unstable |= verdict.status is VerdictStatus.UNSTABLE
         if verdict.exit_code and verdict.status is not VerdictStatus.UNSTABLE and verdict.news in ("new", "worse"):
-            if change and number >= EARLY:
-                found, runs = number - EARLY + 1, 1 + further / (number + 1)
-                return Tally(early, late, tuple(metrics), unstable, found, runs, test.scatter)
+            if change and number >= good:
+                found, runs = number - good + 1, 1 + further / (number + 1)
+                return Tally(early, late, tuple(metrics), unstable, found, runs, repeats, test.scatter)
             metrics += [item.metric for item in verdict.comparisons if item.status == "regressed"] or [verdict.status]
             early, late = (early + 1, late) if number < EARLY else (early, late + 1)
-    return Tally(early, late, tuple(metrics), unstable, None, 1 + further / nights, test.scatter, test.valley)
+    return Tally(early, late, tuple(metrics), unstable, None, 1 + further / nights, 0, test.scatter, test.valley)
 
 
 def judge_by(
@@ -441,6 +446,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--only", nargs="+", help="these metrics are all that is judged, in a tenth of the time")
     parser.add_argument("--others", action="store_true", help="judge the same nights by other methods as well")
     parser.add_argument("--otava", help="a Python that has apache-otava")
+    parser.add_argument("--good", type=int, default=EARLY, help="good nights before what is planted begins")
     parser.add_argument("--seed", type=int, default=990018)
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args(arguments)
@@ -453,6 +459,7 @@ def main(arguments: Sequence[str]) -> None:
         run_series,
         saving=Saving(given.saves_once, given.busy),
         reserving=Reserving(given.reserved, given.layouts),
+        good=given.good,
     )
     series: dict[str, Callable[..., Tally]] = {f"control {given.control}": by_gate}
     if given.others:
@@ -512,16 +519,18 @@ def found_text(
     """When a planted change was found."""
     kind = one.args[-1]  # type: ignore[attr-defined]
     seeds = [(given.seed, KINDS.index(kind), 1 + [*CHANGES].index(change), each) for each in range(given.steps)]
-    planted = partial(one, change, EARLY + FOUND_WITHIN, noise, gate)
+    planted = partial(one, change, given.good + FOUND_WITHIN, noise, gate)
     found = list(pool.map(planted, seeds))
     nights = sorted(tally.found or math.inf for tally in found)
     within = CHANGES[change]
     low, high = wilson_interval(sum(night <= within for night in nights), len(nights))
+    further = [tally.further for tally in found if tally.found]
     quiet = [tally.found or math.inf for tally in found if tally.scatter < QUIET_SCATTER]
     return (
         f"{sum(night <= within for night in nights) / len(nights):.1%} [{low:.1%}-{high:.1%}] within {within} nights, "
         f"{sum(map(math.isfinite, nights)) / len(nights):.1%} within {FOUND_WITHIN}, median night "
-        f"{nights[len(nights) // 2]}; {sum(tally.runs for tally in found) / len(found):.2f} runs a night until then; "
+        f"{nights[len(nights) // 2]}; {sum(tally.runs for tally in found) / len(found):.2f} runs a night until then, "
+        f"{sum(further) / max(len(further), 1):.1f} further runs in that night, at most {max(further, default=0)}; "
         f"of those that scatter by less than {QUIET_SCATTER:.0%}, {sum(night <= within for night in quiet)} of "
         f"{len(quiet)} within {within} nights, {sum(map(math.isfinite, quiet))} within {FOUND_WITHIN}"
     )

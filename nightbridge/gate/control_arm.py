@@ -208,7 +208,8 @@ class Seen(NamedTuple):
     standard deviation of single runs, of `field` of the summary. `change`: the smallest relative change that is looked
     for. `explained`: what takes the known moves of the cluster out of a value of tonight. `reference`: what is compared
     with, without these. `width`: of the band, relative. `strays`: of a metric that is no average, the share of good
-    runs that were out of it; 0 of an average. `needed`: the score that proves a regression.
+    runs that were out of it; 0 of an average. `needed`: the score that proves a regression. `as_step_time`: whether
+    tonight's pairs say of it what they prove of the step time.
     """
 
     regressed: bool
@@ -222,6 +223,7 @@ class Seen(NamedTuple):
     width: float
     strays: float
     needed: float
+    as_step_time: bool = False
 
     def proof(self, nights: Sequence[Sequence[float]], earlier: Sequence[float] = ()) -> SequentialTest:
         """What the pairs of the last nights say, and how far those of `earlier` good nights were apart."""
@@ -284,7 +286,8 @@ def ruling_of(metric: Metric, gate: GatePolicy, nights: Sequence[NightRuns], see
         if is_doubtful:
             return Ruling("unpaired" if started and not _tried_in_vain(nights) else "alone", proof)
         return Ruling("stands" if seen.stood else "alone", proof)
-    kind: Literal["worse", "clear", "open"] = "worse" if proof.is_worse else "clear" if proof.clear >= CLEAR else "open"
+    is_worse = proof.is_worse or seen.as_step_time
+    kind: Literal["worse", "clear", "open"] = "worse" if is_worse else "clear" if proof.clear >= CLEAR else "open"
     if kind == "open" and started < most:
         return Ruling("ask", proof, started + 1)
     if kind == "open" and seen.stood and not is_doubtful:
@@ -329,13 +332,14 @@ def _with_levels(ruling: Ruling, metric: Metric, night: NightRuns, seen: Seen) -
 
 def rerun_reason(metric: Metric, ruling: Ruling, seen: Seen) -> str:
     """Why further pairs are wanted, in words."""
-    away = format_change(metric.sign * seen.excess)
+    away, stood = (format_change(metric.sign * change) for change in (seen.excess, seen.stood))
+    over = f" after {stood} last night: whether that is over" if seen.stood and not seen.regressed else ""
     left = f", left open by {format_count(ruling.proof.pairs, 'pair')}" if ruling.proof.pairs else ""
     noise, change = (format_percent(round(value, 3)) for value in (seen.noise, seen.change))
     why = f"single runs of this test are taken to scatter by {noise}, changes of {change} are looked for"
     if seen.strays:  # neither weighs in its proof
         why = f"of its good runs {format_percent(round(seen.strays, 3))} are taken to be out of its band"
-    return f"{metric.label} {away} from its reference{left}; {why}"
+    return f"{metric.label} {away} from its reference{over}{left}; {why}"
 
 
 def moved_back(metric: Metric, nights: Sequence[NightRuns], change: float) -> float | None:
@@ -359,14 +363,14 @@ def said(metric: Metric, control: str, ruling: Ruling, seen: Seen) -> str:
     beside = f"beside the last good point, {control}, on the same nodes"
     if ruling.kind == "worse":
         new, old = (format_value(value, metric.unit) for value in (ruling.new, ruling.control))
-        return f"{metric.label} regressed by {change} {beside}: {new} against {old}, {pairs}"
+        same = "" if pairs.is_worse else ", as much as step time"
+        return f"{metric.label} regressed by {change} {beside}: {new} against {old}, {pairs}{same}"
     if ruling.kind == "open":
         return f"{metric.label} may be worse, {change} {beside}: {pairs} leave it open, the next night continues"
     if ruling.moved is not None:
         level = format_change(ruling.control * seen.explained / seen.reference - 1)
         return f"{metric.label} moved by {level} with the code of {control} too: the cluster, no regression ({pairs})"
-    moved = f"{metric.label} was out of its band, and is as good {beside} ({pairs}): no regression"
-    return moved if seen.regressed else ""
+    return f"{metric.label} was out of its band, and is as good {beside} ({pairs}): no regression" * seen.regressed
 
 
 def _gain(difference: float, spread: float, change: float) -> float:
@@ -377,12 +381,8 @@ def _gain(difference: float, spread: float, change: float) -> float:
 
 def pair_differences(night: NightRuns, metric: Metric, field: str = "") -> list[float]:
     """Of each pair of a night that measured a metric in both arms, the relative difference, positive for worse."""
-    found = []
-    for pair in pairs_of(night):
-        new, control = (run_value(run, metric, field) for run in pair)
-        if new is not None and control:
-            found.append(metric.sign * (new - control) / abs(control))
-    return found
+    pairs = ([run_value(run, metric, field) for run in pair] for pair in pairs_of(night))
+    return [metric.sign * (new - old) / abs(old) for new, old in pairs if new is not None and old]
 
 
 def pairs_of(night: NightRuns) -> list[tuple[HistoryRow, HistoryRow]]:

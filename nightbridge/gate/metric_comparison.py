@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nightbridge.gate.control_arm import (
     ASKS_FOR_PAIRS,
-    UNKNOWN_SIGMAS,
     Seen,
-    change_looked_for,
     moved_back,
     rerun_reason,
     ruling_of,
@@ -48,7 +46,7 @@ from nightbridge.history.nightly_values import (
 )
 from nightbridge.history.rows import measured
 from nightbridge.models import Comparison, ComparisonStatus, GatePolicy, Limits, RunSpec, TestDefinition, VerdictStatus
-from nightbridge.models.metrics import Metric
+from nightbridge.models.metrics import METRIC_BY_NAME, Metric
 from nightbridge.numbers import format_change, format_count, format_percent, format_value
 
 if TYPE_CHECKING:
@@ -70,6 +68,7 @@ class MetricResult(NamedTuple):
     `moved`: how many times its good level the cluster alone has it now; None where tonight says nothing of that.
     `absolute`: what is wrong by itself, such as a ceiling, whatever the last good point does. `why_rerun`: why further
     runs are wanted, where that is not the reason. `proven`: what proves it, where that is not the night's own runs.
+    `by_pairs`: whether its pairs prove it.
     """
 
     comparison: Comparison
@@ -80,6 +79,7 @@ class MetricResult(NamedTuple):
     absolute: bool = False
     why_rerun: str = ""
     proven: str = ""
+    by_pairs: bool = False
 
     @property
     def certainty(self) -> str:
@@ -445,7 +445,7 @@ def _with_control(
     regressed, stood = comparison.status == "regressed", 0.0 if accepted else abs(last.worse.get(metric.name, 0.0))
     if not (regressed or stood or metric.name == ASKS_FOR_PAIRS or any(night.arms for night in tonight.nights)):
         return result._replace(reruns=0)  # no pair is about it, and none is wanted: its noise need not be known
-    field, noise, change = _noise_of_runs(series)
+    field, noise, change = series.noise_of_runs()
     seen = Seen(
         regressed=regressed,
         excess=excess,
@@ -458,6 +458,7 @@ def _with_control(
         width=comparison.threshold,
         strays=strays,
         needed=tonight.evidence.proof,
+        as_step_time=series.pairs_say_as_step_time(comparison.threshold) and _is_step_time_proven(tonight),
     )
     ruling = ruling_of(metric, series.gate, tonight.nights, seen)
     worse = comparison.model_copy(update={"status": "regressed"})
@@ -482,19 +483,12 @@ def _with_control(
     status = "regressed" if ruling.kind == "worse" else "passed" if seen.regressed else comparison.status
     comparison = comparison.model_copy(update={**beside, "status": status})
     reason = said(metric, tonight.control.night, ruling, seen)
-    return MetricResult(comparison, reason, moved=ruling.moved, proven=str(ruling.proof))
+    return MetricResult(
+        comparison, reason, moved=ruling.moved, proven=str(ruling.proof), by_pairs=ruling.kind == "worse"
+    )
 
 
-def _noise_of_runs(series: MetricSeries) -> tuple[str, float, float]:
-    """The statistic of the metric that pairs are compared by, its single runs' noise, and the change looked for."""
-    from nightbridge.history.noise import noise_of_runs
-
-    metric, gate = series.metric, series.gate
-    field, values = series.steadiest
-    every = zip(series.first_runs(field, values), series.past, strict=True)
-    known = [value for value, night in every if value is not None and night and night.is_good]
-    if len(known) < gate.cold_start:
-        known = max(known, series.runs_before_decision(field), key=len)
-    noise = noise_of_runs(known, metric.threshold(gate) / UNKNOWN_SIGMAS, gate.cold_start)
-    is_known = len(known) >= gate.cold_start
-    return field, noise, change_looked_for(metric, gate) if is_known else metric.threshold(gate)
+def _is_step_time_proven(tonight: Tonight) -> bool:
+    """Whether tonight's pairs prove that the step time is worse."""
+    step_time = compare_metric(METRIC_BY_NAME[ASKS_FOR_PAIRS], tonight)
+    return step_time is not None and step_time.by_pairs

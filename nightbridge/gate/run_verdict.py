@@ -74,7 +74,7 @@ from nightbridge.models import (
     night_order,
 )
 from nightbridge.models.base import WordTable
-from nightbridge.models.metrics import COLUMNS, INVERSES, METRIC_BY_NAME, METRICS
+from nightbridge.models.metrics import COLUMNS, INVERSES, METRIC_BY_NAME, METRICS, is_step_times
 from nightbridge.numbers import format_change, format_count, format_percent, format_value
 
 # The verdict on a run whose job ended like this, whatever it measured, and how that is said. None: its numbers decide.
@@ -110,9 +110,6 @@ BAD_COMPARISONS: dict[VerdictStatus, ComparisonStatus] = {
     VerdictStatus.SUSPICIOUS: "suspicious",
 }
 """The comparisons that make a verdict bad."""
-
-SAME_FACT = 0.01
-"""So close to the inverse of the step time's change, relative, theirs is the same fact."""
 
 
 def compare(record: RunRecord, history: Sequence[HistoryRow], evidence: Evidence | None = None) -> Verdict:
@@ -391,7 +388,7 @@ def _comparison_reasons(results: Sequence[MetricResult]) -> tuple[str, ...]:
         if step_time
         and own.metric in INVERSES
         and own.status == step_time.status
-        and abs((1 + (own.change or 0.0)) * (1 + (step_time.change or 0.0)) - 1) < SAME_FACT
+        and is_step_times(own.metric, own.change or 0.0, step_time.change or 0.0)
     }
     also = "".join(f"; {METRIC_BY_NAME[name].label} {format_change(change)}" for name, change in same.items())
     return tuple(

@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from nightbridge.gate.control_arm import PROOF
+from nightbridge.gate.control_arm import (
+    ASKS_FOR_PAIRS,
+    PROOF,
+    UNKNOWN_SIGMAS,
+    change_looked_for,
+    pair_differences,
+)
 from nightbridge.gate.decisions import Decision, is_left_out
 from nightbridge.gate.determinism import Numerics
 from nightbridge.history.nightly_values import (
@@ -21,7 +27,7 @@ from nightbridge.history.nightly_values import (
 )
 from nightbridge.history.rows import HistoryRow, measured
 from nightbridge.models import GatePolicy, Limits, MetricName, RunRecord
-from nightbridge.models.metrics import METRIC_BY_NAME, METRICS, Metric
+from nightbridge.models.metrics import METRIC_BY_NAME, METRICS, Metric, is_step_times
 from nightbridge.models.verdict import ReferenceResult
 from nightbridge.numbers import format_count, format_percent, format_value
 
@@ -195,6 +201,31 @@ class MetricSeries:
             for value, night, counted in firsts
             if value is not None and night is not None and night.is_good and counted is None
         ]
+
+    def noise_of_runs(self) -> tuple[str, float, float]:
+        """The statistic of the metric that pairs are compared by, its single runs' noise, and the change looked for."""
+        from nightbridge.history.noise import noise_of_runs
+
+        metric, gate = self.metric, self.gate
+        field, values = self.steadiest
+        every = zip(self.first_runs(field, values), self.past, strict=True)
+        known = [value for value, night in every if value is not None and night and night.is_good]
+        if len(known) < gate.cold_start:
+            known = max(known, self.runs_before_decision(field), key=len)
+        noise = noise_of_runs(known, metric.threshold(gate) / UNKNOWN_SIGMAS, gate.cold_start)
+        is_known = len(known) >= gate.cold_start
+        return field, noise, change_looked_for(metric, gate) if is_known else metric.threshold(gate)
+
+    def pairs_say_as_step_time(self, width: float) -> bool:
+        """Whether tonight's pairs say of the metric nothing but what they say of the step time.
+
+        Each of them is out of the band, `width` wide, for the worse; their mean is what the step time makes of it.
+        """
+        metric, night = self.metric, self.tonight.nights[-1]
+        own, steps = (pair_differences(night, one) for one in (metric, METRIC_BY_NAME[ASKS_FOR_PAIRS]))
+        if not own or not steps or min(own) <= width:
+            return False
+        return is_step_times(metric.name, metric.sign * statistics.fmean(own), statistics.fmean(steps))
 
 
 def slow_mode(tonight: Tonight, worse: Set[str], too_good: Set[str] = frozenset()) -> str:

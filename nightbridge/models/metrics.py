@@ -248,6 +248,16 @@ COLUMNS = tuple(metric for metric in METRICS if metric.always)
 INVERSES = frozenset({"tflops_per_gpu", "tokens_per_gpu"})
 """Metrics that are a constant over the step time, as long as the configuration stays."""
 
+SAME_FACT = 0.01
+"""So close to what the step time's change makes of them, relative, metrics of it say the same fact."""
+
+
+def is_step_times(name: str, change: float, step_time: float) -> bool:
+    """Whether a change says of the steps what the step time's says, with another number; both relative, signed."""
+    of_steps = 1 + change if name in INVERSES else 1 / (1 + change)
+    return name in {*INVERSES, "wall_step_time"} and abs(of_steps * (1 + step_time) - 1) < SAME_FACT
+
+
 if TYPE_CHECKING:
     MetricName = str
 else:

@@ -41,6 +41,7 @@ from nightbridge.models import (
     RunRecord,
     SecretRef,
     StoreSettings,
+    Summary,
     Verdict,
     VerdictStatus,
 )
@@ -321,6 +322,105 @@ def test_one_pair_proves_nothing_of_a_test_whose_noise_is_not_known_yet() -> Non
     assert (known.reruns, unknown.reruns) == (0, 4)
 
 
+def test_the_wall_time_asks_for_no_pair_once_the_step_time_is_proven_worse_by_as_much() -> None:
+    one, _row, _arms = young(1.3, (1.3, 1.0))
+    two, row, arms = young(1.3, (1.3, 1.0), (1.3, 1.0))
+    repaired, _row, _arms = young(1.0, (1.0, 1.0), before=[*young_nights(), *arms, row], night="2026-11-03")
+    unanswered, _row, _arms = young(1.0, before=[*young_nights(), *arms, row], night="2026-11-03")
+
+    assert (one.reruns, two.reruns, two.metric("wall_step_time").change) == (4, 0, pytest.approx(0.3))  # type: ignore[union-attr]
+    assert "1.300 s against 1.000 s, 2 pairs, as much as step time" in two.reasons[1]
+    assert "as much as" not in two.reasons[0]
+    assert (repaired.exit_code, repaired.news, repaired.reruns) == (0, "over", 0)
+    # A night ago it was worse, which a young test's noise does not let one run end.
+    assert unanswered.rerun_reason.startswith(
+        "mean wall time of a step ±0.0 % from its reference after +30.0 % last night: whether that is over; "
+    )
+
+
+def test_the_wall_time_does_not_go_on_for_nights_where_the_runs_of_a_night_are_limited() -> None:
+    verdict, row, arms = young(1.3, (1.3, 1.0), (1.3, 1.0), gate={"max_runs": 4})
+    next_night, _row, _arms = young(1.3, before=[*young_nights(), *arms, row], night="2026-11-03", gate={"max_runs": 4})
+
+    assert [row.worse.get(name, 0.0) > 0.2 for name in ("step_time", "wall_step_time")] == [True, True]
+    assert (verdict.reruns, next_night.reruns, next_night.news) == (0, 0, "standing")
+
+
+@pytest.mark.parametrize(
+    ("wall", "reruns"),
+    [
+        ((1.4, 1.0), 6),  # by more than the steps: pauses, which may be another fault
+        ((1.3, 1.0), 0),
+        ((1.8, 1.4), 6),  # less of it, as the cluster pauses between the steps of both
+    ],
+)
+def test_a_wall_time_that_is_worse_by_another_share_than_the_step_time_asks_on(
+    wall: tuple[float, float], reruns: int
+) -> None:
+    verdict, _row, _arms = young(1.3, (1.3, 1.0), (1.3, 1.0), walls=[wall[0], wall, wall])
+
+    assert verdict.reruns == reruns
+
+
+def test_a_wall_time_whose_pairs_are_not_all_out_of_its_band_asks_on() -> None:
+    verdict, _row, _arms = young(1.3, *[(1.3, 1.0)] * 3, walls=[1.37, (1.37, 1.0), (1.37, 1.0), (1.45, 1.25)])
+
+    assert verdict.reruns == 8
+
+
+def test_a_cluster_that_moves_the_wall_time_alone_is_cleared_beside_a_step_time_that_is_worse() -> None:
+    verdict, row, _arms = young(1.1, *[(1.1, 1.0)] * 4, walls=[1.5, *[(1.5, 1.4)] * 4])
+
+    assert (verdict.status, [*row.worse]) == (VerdictStatus.REGRESSED, ["step_time", "tflops_per_gpu"])
+    assert row.moved["wall_step_time"] == pytest.approx(1.45, abs=0.06)
+    assert any("mean wall time of a step moved by +40.0 % with the code" in reason for reason in verdict.reasons)
+
+
+def test_memory_asks_on_beside_a_step_time_that_is_proven() -> None:
+    verdict, _row, _arms = young(1.3, (1.3, 1.0), (1.3, 1.0), memory=(86.0, 80.5))
+
+    assert verdict.reruns == 6
+    assert verdict.rerun_reason.startswith("peak memory")
+
+
+def young_nights() -> list[HistoryRow]:
+    """One good night of a test whose wall time is its step time."""
+    summary = make_summary([1.0] * 50).model_copy(update={"wall_step_time": 1.0})
+    return [make_row(summary, "2026-11-01")]
+
+
+def young(
+    own: float,
+    *pairs: tuple[float, float],
+    walls: Sequence[float | tuple[float, float]] | None = None,
+    memory: tuple[float, float] = (80.0, 80.0),
+    gate: Mapping[str, object] | None = None,
+    before: Sequence[HistoryRow] | None = None,
+    night: str = "2026-11-02",
+) -> tuple[Verdict, HistoryRow, list[HistoryRow]]:
+    """A night of a test with few: step times, and mean wall times where those are others, its own and of the arms.
+
+    `memory`: with the new code, and of those arms of it that are of later pairs.
+    """
+    policy = GatePolicy.model_validate(gate or {})
+    walls = walls or [own, *pairs]
+
+    def summary_of(step_time: float, wall: float, gigabytes: float) -> Summary:
+        summary = make_summary([step_time] * 50, tflops=700 / step_time, memory=gigabytes)
+        return summary.model_copy(update={"wall_step_time": wall})
+
+    record = run(own, night, policy).model_copy(update={"summary": summary_of(own, walls[0], memory[0])})  # type: ignore[arg-type]
+    arms = []
+    for number in range(1, 2 * len(pairs) + 1):
+        arm, pair = arm_of(number, "good"), (number - 1) // 2
+        side = 0 if arm.role == "new" else 1
+        summary = summary_of(pairs[pair][side], walls[pair + 1][side], 80.0 if side else memory[pair > 0])  # type: ignore[index]
+        further = run(1.0, night, policy, repeat=number, arm=arm).model_copy(update={"summary": summary})
+        arms.append(row_of(further, None))
+    verdict = compare(record, [*(young_nights() if before is None else before), *arms])
+    return verdict, row_of(record, verdict), arms
+
+
 def test_a_cluster_that_moved_does_not_hide_a_regression() -> None:
     verdict, row, _arms = judged_row(1.16, (1.159, 1.08))
 
@@ -479,7 +579,7 @@ def test_a_regression_on_a_cluster_that_moved_is_not_over_for_want_of_a_control_
         before.append(row_of(record, found[-1]))
 
     asked, _row, _arms = judged_row(step_time, before=[*good_nights(), *arms, row], night="2026-11-11")
-    assert "from its reference; single runs of this test are taken to scatter" in asked.reasons[0]
+    assert "from its reference after +3.8 % last night: whether that is over; single runs of" in asked.reasons[0]
     assert [verdict.status for verdict in found[:2]] == [VerdictStatus.REGRESSED] * 2
     unpaired = "where the cluster had moved: no pair with both arms says that it is better"
     assert all(unpaired in verdict.reasons[0] for verdict in found[:2])
