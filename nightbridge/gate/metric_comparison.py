@@ -377,11 +377,11 @@ def _with_ongoing(result: MetricResult, series: MetricSeries, band: Band) -> Met
         return _with_improvement(result, series, lasting_improvement(metric, points, least))
     begin = first_night(ongoing.began, tonight.nights, values)
     if field != metric.field:
-        # The level was found in another statistic; the numbers that users know are those of the metric itself.
-        before, after = ([known for known in part if known is not None] for part in (steady[:begin], steady[begin:]))
-        ongoing = ongoing._replace(
-            before=statistics.median(before or [ongoing.before]), after=statistics.median(after or [ongoing.after])
-        )
+        # The level was found in another statistic; users know the metric itself. Before that there may be a third one.
+        old = [own for own, at in zip(steady[:begin], values, strict=False) if own and not ongoing.holds(at)]
+        new = [own for own in steady[begin:] if own is not None]
+        before, after = statistics.median(old or [ongoing.before]), statistics.median(new or [ongoing.after])
+        ongoing = ongoing._replace(before=before, after=after)
     night = tonight.nights[begin].own.night
     latest = tonight.nights[max(begin, ongoing.began.latest)].own.night
     since = f"since {night}" + (f" (at the latest {latest})" if latest != night else "")

@@ -172,3 +172,25 @@ def test_what_is_no_number_keeps_no_limit() -> None:
 )
 def test_a_node_expression_is_expanded(expression: str, names: tuple[str, ...]) -> None:
     assert node_names(expression) == names
+
+
+def test_a_level_is_compared_with_the_best_before_it_where_another_statistic_shows_it(make_record: Records) -> None:
+    rows: list[HistoryRow] = []
+    for place in range(29):
+        level = 10.0 if place < 10 else 9.4 if place < 20 else 9.86
+        summary = make_record().summary.model_copy(
+            update={
+                "step_time": level * (1 + 0.004 * (-1) ** place),
+                "step_time_p05": level * (1 + 0.001 * (place % 3)),
+            }
+        )
+        record = make_record(summary, f"2026-11-{place + 1:02}", gate=GatePolicy(control="off", confirm=0))
+        verdict = compare(record, rows)
+        rows.append(row_of(record, verdict))
+
+    found = verdict.metric("step_time")
+
+    assert found is not None, verdict.reasons
+    assert found.baseline == pytest.approx(9.4, abs=0.05)
+    assert found.change == pytest.approx(0.05, abs=0.01)
+    assert "since 2026-11-21" in verdict.reasons[0]
