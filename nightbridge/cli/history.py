@@ -132,9 +132,10 @@ def migrate(choice: "SiteChoice") -> None:
     """Give the history that an earlier version wrote its columns; may be killed, and run again."""
     from nightbridge.history.reading import migrate_history
 
-    done = migrate_history(open_site_store(load_site(choice)))
+    opened = open_site_store(load_site(choice))
+    done = migrate_history(opened)
     note_all(done.damaged)
-    note(f"{done.number} series migrated")
+    note(f"{done.number} series migrated in {opened.url}")
 
 
 @with_site_options("system", "store", "workspace")

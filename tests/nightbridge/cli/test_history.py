@@ -32,7 +32,8 @@ def test_the_history_of_all_tests_is_written_to_a_file(nightbridge: Program, url
 
 def test_a_store_is_migrated_once(nightbridge: Program, url: str, tmp_path: Path) -> None:
     options = ("--store", url, "--workspace", str(tmp_path / "ws"))
-    assert [nightbridge("migrate", *options)[2] for _ in range(2)] == ["1 series migrated\n", "0 series migrated\n"]
+    said = [nightbridge("migrate", *options)[2] for _ in range(2)]
+    assert said == [f"1 series migrated in {url}\n", f"0 series migrated in {url}\n"]
 
 
 @pytest.mark.parametrize(
