@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nightbridge.launch.config_schema import ConfigSchema, unreadable
 from nightbridge.launch.flags import SPELLINGS, text_of
-from nightbridge.launch.launch_plan import RECIPE_STEPS, WANDB, unknown_flags, unsafe_values, wandb_text, wrong_choices
+from nightbridge.launch.launch_plan import WANDB, unknown_flags, unsafe_values, wandb_text, wrong_choices
 from nightbridge.launch.parser_source import launcher_of
 from nightbridge.launch.resources import oversized_checkpoint, parameters_of, resumed_from, trains_adapters
 from nightbridge.launch.shipped import pinned_recipes, released_recipes
@@ -81,35 +81,7 @@ def resumes(run: RuleContext) -> Iterator[str]:
         )
 
 
-# --- flags, profiling and recipes -------------------------------------------------------------------------------------
-
-_PROFILING = "Megatron-Bridge: ProfilingConfig in training/config.py at 067f987d (main)"
-
-
-@rule("one-profiler", _PROFILING, cmd_args("enable_nsys pytorch_profiler"))
-def _one_profiler(run: RuleContext) -> Iterator[str]:
-    """Two profilers slow each other down, and the launcher passes only one of them on."""
-    if run.args.get("enable_nsys") and run.args.get("pytorch_profiler"):
-        yield "enable_nsys and pytorch_profiler are both on, and the launcher takes one of them; switch one off"
-
-
-@rule(
-    "profiling-window",
-    _PROFILING,
-    cmd_args("profiling_start_step profiling_stop_step max_steps enable_nsys pytorch_profiler"),
-)
-def _window(run: RuleContext) -> Iterator[str]:
-    """A window outside the run profiles nothing and ends without a message."""
-    if not (run.args.get("enable_nsys") or run.args.get("pytorch_profiler")):
-        return
-    start, stop = run.args.get("profiling_start_step", 10), run.args.get("profiling_stop_step", 11)
-    steps = run.test.max_steps or RECIPE_STEPS
-    if not 0 <= start < stop <= steps:
-        yield (
-            f"the profiling window {start} to {stop} is not inside the run's {steps} steps; "
-            "choose 0 <= profiling_start_step < profiling_stop_step <= max_steps"
-        )
-
+# --- flags and recipes ------------------------------------------------------------------------------------------------
 
 _PARSER = "Megatron-Bridge: scripts/performance/argument_parser.py at the pinned commit"
 
@@ -316,6 +288,7 @@ def _graph_scope_needed(run: RuleContext) -> Iterator[str]:
         yield "cuda_graph_impl transformer_engine needs a cuda_graph_scope before v0.4.2; write one, such as attn"
 
 
+_RACKS = ("gb200", "gb300", "vr200", "r100")
 _HYBRIDEP = frozenset({*_DENSE_FIRST, "qwen3_30b_a3b", "qwen3_235b_a22b", "qwen3_next_80b_a3b"})
 """Those whose every performance recipe for racks of GB200 and newer exchanges tokens by HybridEP, as of v0.6.0."""
 
@@ -330,8 +303,25 @@ def _hybridep_domain(run: RuleContext) -> Iterator[str]:
     """HybridEP exchanges tokens within an NVLink domain, and the launcher refuses more ranks than it has."""
     parallel, gpu = run.integer("ep"), str(run.args.get("gpu_type")).lower()
     is_hybrid = run.args.get("model_recipe_name") in _HYBRIDEP and has_performance_recipe(run)
-    if is_hybrid and parallel and parallel > 72 and gpu in ("gb200", "gb300", "vr200", "r100"):
+    if is_hybrid and parallel and parallel > 72 and gpu in _RACKS:
         yield f"ep {parallel} is more than the 72 GPUs of an NVLink domain of {gpu}, which HybridEP needs; lower it"
+
+
+@rule(
+    "tokendrop-dispatcher",
+    "Megatron-Bridge: training/utils/moe_token_drop.py, from 51885cf1 (v0.6.0) to 067f987d (main of August 2026)",
+    (*cmd_args("use_tokendrop gpu_type model_recipe_name use_recipes"), "extra_cmd_args", "git_repos"),
+    first=V0_6_0,
+)
+def _tokendrop_dispatcher(run: RuleContext) -> Iterator[str]:
+    """The launcher asserts another dispatcher than HybridEP's before it looks at the flag that changes it."""
+    is_hybrid = run.args.get("model_recipe_name") in _HYBRIDEP and str(run.args.get("gpu_type")).lower() in _RACKS
+    is_changed = any(path.endswith(".moe_token_dispatcher_type") for _, path, _ in overrides_of(run.test))
+    if run.args.get("use_tokendrop") is not None and is_hybrid and has_performance_recipe(run) and not is_changed:
+        yield (
+            "use_tokendrop, true or false, fails where the recipe exchanges tokens by HybridEP; remove it, or write "
+            "the overrides moe_token_dispatcher_type = alltoall and moe_flex_dispatcher_backend = null"
+        )
 
 
 # DeepSeek-V3 ships with layouts of its own for these, beside those that the recipe can make.

@@ -217,6 +217,34 @@ def _steps_timed(run: RuleContext) -> Iterator[str]:
             yield from untimed_steps(run, f"extra_cmd_args: {key!r}", int(value))
 
 
+_PROFILING = "Megatron-Bridge: ProfilingConfig in training/config.py at 067f987d (main)"
+
+
+@rule("one-profiler", _PROFILING, cmd_args("enable_nsys pytorch_profiler"))
+def _one_profiler(run: RuleContext) -> Iterator[str]:
+    """Two profilers slow each other down, and the launcher passes only one of them on."""
+    if run.args.get("enable_nsys") and run.args.get("pytorch_profiler"):
+        yield "enable_nsys and pytorch_profiler are both on, and the launcher takes one of them; switch one off"
+
+
+@rule(
+    "profiling-window",
+    _PROFILING,
+    cmd_args("profiling_start_step profiling_stop_step max_steps enable_nsys pytorch_profiler"),
+)
+def _window(run: RuleContext) -> Iterator[str]:
+    """A window outside the run profiles nothing and ends without a message."""
+    if not (run.args.get("enable_nsys") or run.args.get("pytorch_profiler")):
+        return
+    start, stop = run.args.get("profiling_start_step", 10), run.args.get("profiling_stop_step", 11)
+    steps = run.test.max_steps or RECIPE_STEPS
+    if not 0 <= start < stop <= steps:
+        yield (
+            f"the profiling window {start} to {stop} is not inside the run's {steps} steps; "
+            "choose 0 <= profiling_start_step < profiling_stop_step <= max_steps"
+        )
+
+
 _PROFILED = (
     "nightbridge: the steady window of outputs; Megatron-Bridge: handle_profiling_step() of training/profiling.py at "
     "067f987d (main of August 2026)"

@@ -284,6 +284,8 @@ BREAKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("overlap-biases", {**GPT_OSS, **TE, "cuda_graph_scope": "attn"}, V4, "leave attn out of cuda_graph_scope"),
     ("overlap-biases", {**GPT_OSS, **TE, "cuda_graph_scope": ["moe_router", "attn"]}, V6, "gpt_oss_120b has biases"),
     ("expert-gpus-divide", {"et": 3, "ep": 4, "use_recipes": True}, V6, "et 3 * ep 4 = 12"),
+    ("tokendrop-dispatcher", {**DEEPSEEK, "use_tokendrop": True, "gpu_type": "gb300"}, V6, "by HybridEP; remove it"),
+    ("tokendrop-dispatcher", {**DEEPSEEK, "use_tokendrop": False, "gpu_type": "gb200"}, V6, "true or false, fails"),
     ("deepseek-layout", {**DEEPSEEK, "pp": 4, "vp": 8}, {}, "write pipeline_model_parallel_layout"),
     ("pipeline-layout", {**DEEPSEEK, "pp": 5, LAYOUT: "Et*4|(t*4|)*14tmL"}, {}, "16 stages, which 5 ranks of the pipe"),
     (
@@ -558,6 +560,14 @@ def test_what_breaks_a_rule_is_reported_with_the_way_out(
         ("graph-recompute-dropout", {**TE, "cuda_graph_scope": ["attn"], "recompute_modules": ["mla_up_proj"]}, {}),
         ("overlap-graphs", {"moe_a2a_overlap": True, **TE, "cuda_graph_scope": ["moe_router", "moe_preprocess"]}, {}),
         ("overlap-needs", {"moe_a2a_overlap": True, "ep": 8, "pp": 2, "vp": 12}, {}),
+        ("tokendrop-dispatcher", {**DEEPSEEK, "use_tokendrop": True, "gpu_type": "h100"}, V6),
+        ("tokendrop-dispatcher", {**DEEPSEEK, "gpu_type": "gb200"}, V6),
+        ("tokendrop-dispatcher", {**DEEPSEEK, "use_tokendrop": True, "gpu_type": "gb200", "use_recipes": True}, V6),
+        (
+            "tokendrop-dispatcher",
+            {**DEEPSEEK, "use_tokendrop": True, "gpu_type": "gb200"},
+            {**V6, "extra_cmd_args": {"model.moe_token_dispatcher_type": "alltoall"}},
+        ),
         ("overlap-biases", {**GPT_OSS, **TE, "cuda_graph_scope": "attn"}, {"version": "v0.3.1"}),
         ("overlap-biases", {**GPT_OSS, **TE, "cuda_graph_scope": "moe_router"}, V6),
         ("overlap-biases", {**GPT_OSS, **TE, "cuda_graph_scope": "attn", "moe_a2a_overlap": False}, V6),
