@@ -200,6 +200,8 @@ def test_a_stored_run_is_run_with_its_submodules_at_other_commits() -> None:
     assert as_it_was.submodules == {core: "c" * 40, "data": "d" * 40}
     assert (moved.commit, moved.submodules) == (BAD, {core: "f" * 40, "data": "d" * 40})
     assert series_id(run_at(base, {}), "eos") == series_id(base.spec, "eos")
+    # One measurement, that asks for none of its own.
+    assert run_at(base, {}).test.gate.pairs == 0
 
 
 def judged(own: float, *pairs: tuple[float, float], **gate: object) -> Verdict:
