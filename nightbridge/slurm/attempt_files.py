@@ -171,7 +171,6 @@ def open_attempt(workspace: Path, run_key: str, cluster: ClusterSettings, number
     """
     workspace = workspace.absolute()
     folder = workspace / "runs" / run_key / f"a{number}"
-    folder.mkdir(parents=True, exist_ok=True)
     if not (folder / ATTEMPT_FILE).exists():
         context = AttemptContext(
             run_key=run_key,
@@ -280,7 +279,6 @@ def note_waiting(run_key: str, workspace: Path, what: str | None) -> None:
         if what is None:
             path.unlink(missing_ok=True)
         elif workspace.is_dir():
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_model(path, Waiting(what=what, since=utc_now()))
 
 

@@ -49,8 +49,6 @@ class Progress(Model):
     def seconds_left(self) -> float | None:
         """Seconds until the end at this rate; None while unknown."""
         left = self.bytes_total - self.bytes_done
-        if not left:
-            return 0.0
         return left / self.rate if self.rate else None
 
     @property
