@@ -161,6 +161,8 @@ def test_the_job_gets_the_launchers_environment_without_what_was_for_the_launche
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PREFECT_API_KEY", "pnu_1")
+    monkeypatch.setenv("AWS_PROFILE", "results")
+    monkeypatch.setenv("VIRTUAL_ENV", "/opt/nightbridge")
     monkeypatch.setenv("SLURM_JOB_NAME", "outer")
     monkeypatch.setenv("SITE_S3", "s")
     monkeypatch.setenv("GITHUB_TOKEN", "of the host")
@@ -185,6 +187,7 @@ def test_the_job_gets_the_launchers_environment_without_what_was_for_the_launche
     assert environment["SLURM_JOB_NAME"] == attempt.name
     assert str(attempt.attempt_dir / "bin") not in environment["PATH"]
     ours = {"PREFECT_API_KEY", "NIGHTBRIDGE_ATTEMPT", "COLUMNS", "NIGHTBRIDGE_SCRIPT", "SITE_S3"}
+    ours |= {"AWS_PROFILE", "VIRTUAL_ENV"}
     assert (ours | {"GITHUB_TOKEN", "DATABASE"}).isdisjoint(environment)
 
 
