@@ -76,7 +76,7 @@ test -n "$seen"
 nightbridge ls --limit 2
 nightbridge cancel --night live | grep "cancelled job"
 answers 3 wait "$!"
-grep "cancelled. next: nightbridge run .* --night live --new-attempt" "$work/live.txt"
+grep "cancelled. next: nightbridge run .* --night live --retry" "$work/live.txt"
 
 task "9 in Python"
 python - <<'PYTHON'

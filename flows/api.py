@@ -62,6 +62,7 @@ def nightly_regression(
     cluster: str | None = None,
     store: str | None = None,
     workspace: str | Path | None = None,
+    retry: bool = False,
     new_attempt: bool = False,
 ) -> NightReport:
     """Run a scenario for one night, and return every test's verdict and the address of the report.
@@ -76,6 +77,7 @@ def nightly_regression(
         cluster: `local`, `slurm`, or the name of a Slurm Cluster block.
         store: `file://` or `s3://` URL, or the name of a Harvest Store block.
         workspace: Folder that the compute nodes see under the same path; `.nightbridge` by default.
+        retry: Run again the runs of the night that ended badly, and no others.
         new_attempt: Run again every run of the night that has ended, good ones too.
 
     Raises:
@@ -89,7 +91,7 @@ def nightly_regression(
     choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=workspace)
     file = checked.source if isinstance(scenario, Scenario) else str(scenario)
     with shared_night(checked):
-        return _returned(nightly, choice, file, night=tonight, new_attempt=new_attempt)
+        return _returned(nightly, choice, file, night=tonight, retry=retry, new_attempt=new_attempt)
 
 
 @outside_of_loops
@@ -136,6 +138,7 @@ def run_sweep(  # noqa: D417  (`nightly_regression` describes the others)
     cluster: str | None = None,
     store: str | None = None,
     workspace: str | Path | None = None,
+    retry: bool = False,
     new_attempt: bool = False,
 ) -> SweepResult:
     """Run every valid point of one swept test, and return what became of them, the best first.
@@ -152,7 +155,7 @@ def run_sweep(  # noqa: D417  (`nightly_regression` describes the others)
     if len(checked.tests) != 1 or not checked.tests[0].axes:
         raise InvalidInput("not one test that is swept", subject=checked.source, advice="Use nightly_regression")
     choice = SiteChoice(system=system, cluster=cluster, store=store, workspace=workspace)
-    report = nightly_regression(checked, night=night, new_attempt=new_attempt, **choice.parameters())
+    report = nightly_regression(checked, night=night, retry=retry, new_attempt=new_attempt, **choice.parameters())
     return report.sweeps[0]
 
 

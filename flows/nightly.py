@@ -137,6 +137,7 @@ def nightly(  # noqa: D417  (`SiteChoice` describes the others)
     cluster: ClusterField = None,
     store: StoreField = None,
     workspace: str | None = None,
+    retry: bool = False,
     new_attempt: bool = False,
     catch_up: CatchUp = "last",
 ) -> State[NightReport]:
@@ -147,6 +148,7 @@ def nightly(  # noqa: D417  (`SiteChoice` describes the others)
         tests: Ids of the tests to run, with those that they depend on; all of the scenario when empty.
         night: Night id; the same id finds everything again, and is refused with `tests` that leave out some of that
             night's. Default: the schedule's slot, or a new one by hand.
+        retry: Run again the runs of the night that ended badly, as *Retry* does.
         new_attempt: Run again every run of the night that has ended, good ones too.
         catch_up: Which scheduled nights are run later when they could not begin in time: `last`, `all` or `none`.
     """
@@ -162,7 +164,7 @@ def nightly(  # noqa: D417  (`SiteChoice` describes the others)
             return Completed(name="Skipped", message=str(skipped))
         # Prefect names the flow run before anybody knows the night, and again at each start.
         add_tags(*_tags_of(plan), name=f"{Path(scenario).stem} {plan.start.night}")
-        return _end_state(plan, new_attempt, shared)
+        return _end_state(plan, retry, new_attempt, shared)
 
 
 def _new_plan(
@@ -203,14 +205,17 @@ def _tags_of(plan: NightPlan) -> tuple[str, ...]:
     return night_tags(plan.start.scenario, plan.start.night, plan.start.cluster)
 
 
-def _end_state(plan: NightPlan, new_attempt: bool, shared: NightContext) -> State[NightReport]:
+def _end_state(plan: NightPlan, retry: bool, new_attempt: bool, shared: NightContext) -> State[NightReport]:
     try:
         keep_start(plan.start, plan.site)
         with tags(TAG):
             with own_turn(plan.site):
                 # Every restart repeats the request: a start may end before each run has had its attempt.
-                new = plan.start.begun_at if new_attempt else None
-                written = _run(plan, AttemptRequest(new=new, after_failure=last_retry()), shared)
+                begun_at = plan.start.begun_at
+                request = AttemptRequest(
+                    new=begun_at if new_attempt else None, after_failure=last_retry() or (begun_at if retry else None)
+                )
+                written = _run(plan, request, shared)
             written = _attributed(plan, written)
         worst = worst_status(verdict.status for verdict in written.verdicts)
         add_tags(*_tags_of(plan), f"verdict:{worst}")

@@ -70,7 +70,7 @@ _OTHERS_SAY: Mapping[str, str] = {
     "status --watch": "watch",
     "cancel": "stop kill abort",
     "run": "start submit",
-    "run FILE --night ID --new-attempt": "rerun retry",
+    "run FILE --night ID --retry": "rerun",
     "run FILE --night ID": "resume",
     "status": "show report",
     "validate": "lint check",

@@ -70,6 +70,9 @@ def run_scenario(
     night: Annotated[
         str | None, typer.Option("--night", metavar="ID", help="Night id; the same id resumes the same night.")
     ] = None,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Run again the runs of the night that ended badly, and no others.")
+    ] = False,
     new_attempt: Annotated[
         bool, typer.Option("--new-attempt", help="Run again every run of the night that has ended, good ones too.")
     ] = False,
@@ -99,7 +102,9 @@ def run_scenario(
         from nightbridge.flows import nightly_regression
 
         with spoken() if verbose else quiet(log):
-            report = nightly_regression(scenario, night=tonight, new_attempt=new_attempt, **choice.parameters())
+            report = nightly_regression(
+                scenario, night=tonight, retry=retry, new_attempt=new_attempt, **choice.parameters()
+            )
     except (KeyboardInterrupt, Terminated):
         note(f"interrupted: the jobs keep running. To resume, run the same command with --night {tonight}")
         note(f"cancel: nightbridge cancel --night {tonight}{choice.as_options()}")

@@ -141,7 +141,7 @@ def next_command(verdict: Verdict) -> str:
         case VerdictStatus.FAILED | VerdictStatus.SHORT | VerdictStatus.INFRASTRUCTURE:
             return f"nightbridge logs --errors {verdict.run_key}"
         case VerdictStatus.CANCELLED:
-            return f"nightbridge run FILE --night {verdict.night} --new-attempt"
+            return f"nightbridge run FILE --night {verdict.night} --retry"
     return ""
 
 

@@ -92,7 +92,7 @@ class AttemptRequest(Model):
     """
 
     new: datetime | None = Field(None, description="However the newest attempt had ended: `--new-attempt`.")
-    after_failure: datetime | None = Field(None, description="Where it had ended badly: a retry in the UI.")
+    after_failure: datetime | None = Field(None, description="Where it had ended badly: `--retry`, or Retry in the UI.")
 
     def is_later_than(self, attempt: AttemptContext) -> bool:
         """Whether anything was requested after this attempt had been opened."""

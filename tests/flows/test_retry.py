@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from examples.practice.repositories import PracticeRepositories, commit_behaviour
 from nightbridge.attribution.attribution_plan import keep_plan
 from nightbridge.attribution.attribution_result import evaluate, keep_result
+from nightbridge.flows import nightly_regression
 from nightbridge.flows.final_states import result_of
 from nightbridge.flows.nightly import _attributed, _verdict_of, nightly
 from nightbridge.harvest import node_harvest
@@ -77,6 +78,10 @@ def test_a_retried_night_opens_new_attempts_for_what_failed_and_for_nothing_else
         ("t1", VerdictStatus.NO_BASELINE),
     ]
     assert attempts_in(runs) == {"t0": ["a1", "a2"], "t1": ["a1"]}
+
+    # Without the UI: `nightbridge run --retry`, and from Python.
+    nightly_regression(scenario, night="n1", system=str(site), retry=True)
+    assert attempts_in(runs) == {"t0": ["a1", "a2", "a3"], "t1": ["a1"]}
 
 
 def without_newer_fields(verdict: Verdict) -> dict[str, Any]:

@@ -880,7 +880,7 @@ def test_a_bad_verdict_ends_with_the_suspect_and_the_next_command() -> None:
     ("status", "command"),
     [
         (VerdictStatus.FAILED, "nightbridge logs --errors a-n2-0123456789"),
-        (VerdictStatus.CANCELLED, "nightbridge run FILE --night n2 --new-attempt"),
+        (VerdictStatus.CANCELLED, "nightbridge run FILE --night n2 --retry"),
         (VerdictStatus.UNSTABLE, "nightbridge history a-n2-0123456789"),
         (VerdictStatus.PASSED, ""),
     ],
