@@ -453,7 +453,7 @@ def _overlap_layer_graphs(run: RuleContext) -> Iterator[str]:
 
 @rule(
     "overlap-biases",
-    "Megatron-Bridge: training/comm_overlap.py and models/gpt_oss, from v0.4.0 to 067f987d (main of August 2026)",
+    "Megatron-Bridge: training/comm_overlap.py and models/gpt_oss, from v0.4.0 on, at 067f987d (main of August 2026)",
     (*cmd_args("moe_a2a_overlap model_family_name model_recipe_name"), *_GRAPHS, "extra_cmd_args"),
     first=V0_4_0,
 )
