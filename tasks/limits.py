@@ -54,9 +54,9 @@ _LAST_ANSWER = 10.0
 # hundred times a second; the others wait here, where they notice an interrupt at once.
 _asking = threading.Lock()
 
-_overdue: "set[_Lease]" = set()
-"""Leases of this process that may have ended while the server was away, of jobs that are still in Slurm. Until each of
-them has its slot again, nobody else here asks for one."""
+_renewed: "set[_Lease]" = set()
+"""Leases of this process, of jobs that are in Slurm. One may have ended while the server was away or the computer was
+suspended: until it has its slot again, nobody else here asks for one."""
 
 
 def limits_of(cluster: ClusterSettings) -> dict[str, int]:
@@ -116,15 +116,15 @@ def _take(client: SyncPrefectClient, names: list[str], slots: contextlib.ExitSta
         if not _asking.acquire(timeout=_LOOK_AGAIN):
             continue
         try:
-            if _overdue:
-                time.sleep(_LOOK_AGAIN)
-                continue
-            # Asked again here: Prefect's own pauses grow to minutes, and would be slept through with the lock held.
-            with contextlib.ExitStack() as taken, client_retries(0):
-                for name in names:
-                    taken.enter_context(_slot(client, name))
-                slots.enter_context(taken.pop_all())
-            return
+            if not any(held.is_over() for held in tuple(_renewed)):
+                # Asked again here: Prefect's own pauses grow to minutes, and would be slept through with the lock held.
+                with contextlib.ExitStack() as taken, client_retries(0):
+                    for name in names:
+                        taken.enter_context(_slot(client, name))
+                    slots.enter_context(taken.pop_all())
+                return
+            why = "the lease of another job's slot is renewed first"
+            time.sleep(_LOOK_AGAIN)
         except HTTPError as error:
             why = _refusal(error)
             time.sleep(_LOOK_AGAIN)
@@ -191,22 +191,23 @@ class _Lease:
         No failure of it is an error: the job keeps running, whether or not Prefect's server can count it.
         """
         pause = RENEWAL_SECONDS
-        with client_retries(0):
-            while self._lease_id and not over.wait(pause):
-                try:
-                    if not self._is_known(self._lease_id) and self._lease_id:
-                        self.take()
-                    _overdue.discard(self)
-                    pause = RENEWAL_SECONDS
-                except Exception as error:
-                    if pause != _RENEW_AGAIN and not over.is_set():
-                        run_log().warning("the slot of %s is not renewed yet: %s", self._name, _refusal(error))
-                    if self._is_over() and isinstance(error, HTTPError):
-                        _overdue.add(self)
-                    else:  # the limit is gone, which ends those that wait for it
-                        _overdue.discard(self)
-                    pause = _RENEW_AGAIN
-        _overdue.discard(self)
+        _renewed.add(self)
+        try:
+            with client_retries(0):
+                while self._lease_id and not over.wait(pause):
+                    try:
+                        if not self._is_known(self._lease_id) and self._lease_id:
+                            self.take()
+                        _renewed.add(self)
+                        pause = RENEWAL_SECONDS
+                    except Exception as error:
+                        if not isinstance(error, HTTPError):  # the limit is gone, which ends those that wait for it
+                            _renewed.discard(self)
+                        if pause != _RENEW_AGAIN and not over.is_set():
+                            run_log().warning("the slot of %s is not renewed yet: %s", self._name, _refusal(error))
+                        pause = _RENEW_AGAIN
+        finally:
+            _renewed.discard(self)
 
     def _is_known(self, lease_id: UUID) -> bool:
         """Whether the server has renewed it: it ends those that are over, and may have forgotten others."""
@@ -216,14 +217,14 @@ class _Lease:
         except HTTPStatusError as error:
             if error.response.status_code != codes.GONE:
                 raise
-            if not self._is_over():
+            if not self.is_over():
                 self._lease_id = None
                 run_log().warning("%s: %s", self._name, _FORGOTTEN)
             return False
         self._until = until
         return True
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether nobody but the server can know whose the slot is."""
         return time.time() >= self._until
 

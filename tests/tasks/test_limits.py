@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -222,7 +223,7 @@ def test_a_slot_whose_lease_the_server_has_ended_is_taken_again(
 
     monkeypatch.setattr(SyncPrefectClient, "increment_concurrency_slots_with_lease", remember)
     monkeypatch.setattr(limits, "RENEWAL_SECONDS", 0.5, raising=False)
-    monkeypatch.setattr(limits._Lease, "_is_over", lambda _: True)
+    monkeypatch.setattr(limits._Lease, "is_over", lambda _: True)
 
     @flow
     def one() -> None:
@@ -263,7 +264,7 @@ def test_nobody_takes_the_slot_of_a_job_whose_lease_ended_while_the_server_was_a
     monkeypatch.setattr(SyncPrefectClient, "renew_concurrency_lease", renew_unless_away)
     monkeypatch.setattr(limits, "RENEWAL_SECONDS", 0.2)
     monkeypatch.setattr(limits, "_RENEW_AGAIN", 0.5)
-    monkeypatch.setattr(limits._Lease, "_is_over", lambda _: bool(leases))
+    monkeypatch.setattr(limits._Lease, "is_over", lambda _: bool(leases))
 
     def wait_for_one() -> None:
         with job_slots(plan(tmp_path, "second"), site):
@@ -288,6 +289,50 @@ def test_nobody_takes_the_slot_of_a_job_whose_lease_ended_while_the_server_was_a
 
     assert entered == ["first ends", "second"]
     wait_until(lambda: taken("nightbridge-outage") == 0)
+
+
+def test_nobody_takes_the_slot_of_a_job_whose_lease_ended_before_a_renewal_of_it_was_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A computer that was suspended, or a server that is back between two renewals.
+    site = Site(workspace=tmp_path, cluster=ClusterSettings(name="asleep", max_jobs=1))
+    asleep = 0.0
+    entered: list[str] = []
+    leases: list[UUID] = []
+    ask, clock = SyncPrefectClient.increment_concurrency_slots_with_lease, time.time
+
+    def remember(*args: Any, **parameters: Any) -> Response:
+        answer = ask(*args, **parameters)
+        leases.append(UUID(answer.json()["lease_id"]))
+        return answer
+
+    monkeypatch.setattr(SyncPrefectClient, "increment_concurrency_slots_with_lease", remember)
+    monkeypatch.setattr(limits, "RENEWAL_SECONDS", 6.0)
+    monkeypatch.setattr(limits, "time", SimpleNamespace(time=lambda: clock() + asleep, sleep=time.sleep))
+
+    def wait_for_one() -> None:
+        with job_slots(plan(tmp_path, "second"), site):
+            entered.append("second")
+
+    @flow
+    def two() -> None:
+        nonlocal asleep
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(wait_for_one,))
+        with job_slots(plan(tmp_path, "first"), site):
+            with get_client(sync_client=True) as client:
+                client.release_concurrency_slots_with_lease(leases[0])  # as the server does
+            asleep = limits.LEASE_SECONDS
+            thread.start()
+            wait_until(lambda: len(leases) == 2)
+            time.sleep(1)
+            entered.append("first ends")
+        thread.join()
+
+    two()
+
+    assert entered == ["first ends", "second"]
+    assert "the lease of another job's slot is renewed first" in caplog.text
+    wait_until(lambda: taken("nightbridge-asleep") == 0)
 
 
 @pytest.mark.parametrize("renewed", [True, False], ids=["renewed after it", "ended before"])
