@@ -29,7 +29,7 @@ from prefect._internal.control_listener import get_intent
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import TERMINAL_STATES, State, StateType
-from prefect.exceptions import Pause, TerminationSignal
+from prefect.exceptions import ObjectNotFound, Pause, TerminationSignal
 from prefect.states import Cancelled, Crashed
 
 from nightbridge.processes import GUARD, end_within
@@ -251,10 +251,11 @@ def _look_for_cancellation(interruption: Interruption, over: threading.Event) ->
 def _callers(client: SyncPrefectClient) -> list[UUID]:
     """The ids of this flow run, of the one that called it, and so on to the outermost."""
     flow_run, ids = this_flow_run(), []
-    while flow_run:
-        ids.append(flow_run.id)
-        call = client.read_task_run(flow_run.parent_task_run_id) if flow_run.parent_task_run_id else None
-        flow_run = client.read_flow_run(call.flow_run_id) if call and call.flow_run_id else None
+    with suppress(ObjectNotFound):  # somebody has deleted it
+        while flow_run:
+            ids.append(flow_run.id)
+            call = client.read_task_run(flow_run.parent_task_run_id) if flow_run.parent_task_run_id else None
+            flow_run = client.read_flow_run(call.flow_run_id) if call and call.flow_run_id else None
     return ids
 
 

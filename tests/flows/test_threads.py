@@ -8,11 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
+import httpx
 import pytest
 from prefect import flow, runtime
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
+from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling, Completed
 
 from nightbridge.errors import InvalidInput, RunCancelled
@@ -376,6 +379,34 @@ def test_it_hears_of_it_from_whichever_flow_around_it_is_cancelled(
     outer(return_state=True)
 
     assert ends == ["Cancelled"]
+
+
+@pytest.mark.usefixtures("flows_here")
+def test_it_hears_of_its_own_where_the_flow_around_it_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nightbridge.flows.threads.CANCELLED_SECONDS", 0.2)
+    unheard: list[bool] = []
+
+    @flow
+    @ends_plainly
+    def night() -> State[int]:
+        cancel(runtime.flow_run.id)
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            raise_if_interrupted()
+            time.sleep(0.1)
+        unheard.append(True)
+        return Completed(data=1)
+
+    @flow
+    def outer() -> None:
+        gone = httpx.Response(404, request=httpx.Request("GET", "http://prefect/task_runs"))
+        failure = httpx.HTTPStatusError("404", request=gone.request, response=gone)
+        monkeypatch.setattr(SyncPrefectClient, "read_task_run", mock.Mock(side_effect=ObjectNotFound(failure)))
+        assert night(return_state=True).name == "Cancelled"
+
+    outer()
+
+    assert not unheard
 
 
 @pytest.mark.usefixtures("flows_here")
