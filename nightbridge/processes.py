@@ -147,7 +147,7 @@ def _not_started(
     if cwd is not None and not cwd.is_dir():
         return PermanentError("no such folder", subject=str(cwd))
     # A folder of PATH that cannot be read refuses a program that is nowhere.
-    found = shutil.which(argv[0], mode=os.F_OK, path=environment.get("PATH"))
+    found = "/" in str(argv[0]) or shutil.which(argv[0], mode=os.F_OK, path=environment.get("PATH"))
     if isinstance(error, FileNotFoundError) or (isinstance(error, PermissionError) and not found):
         return PermanentError("not installed", subject=name, advice=f"Install {name}, or put it on PATH")
     return PermanentError(f"cannot be started: {error.strerror}", subject=str(argv[0]))

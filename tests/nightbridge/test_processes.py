@@ -67,6 +67,8 @@ def test_a_program_that_is_nowhere_is_not_refused_for_a_folder_of_path_that_cann
         run(["no-such-program-here"], environment=os.environ, timeout=60)
     with pytest.raises(PermanentError, match="true: cannot be started: Permission denied"):
         run(["true"], environment=os.environ, timeout=60)
+    with pytest.raises(PermanentError, match="/home/other/bin/python: cannot be started: Permission denied"):
+        run(["/home/other/bin/python"], environment=os.environ, timeout=60)
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.ESTALE])
