@@ -299,12 +299,13 @@ def _usual_steps(summary: Summary, baseline: Sequence[HistoryRow]) -> int:
         summary: Of a run whose recipe decides how long it is.
         baseline: Earlier good runs, oldest first.
     """
-    planned = _length_of(summary)
-    alike = [row for row in baseline if _length_of(row.summary) in (planned, None)] if planned else list(baseline)
-    if planned and baseline and not alike:
-        before = baseline[-1].summary
-        return planned if before.steps_done >= (_length_of(before) or 0) else min(planned, before.steps_done)
-    return max((row.summary.steps_done for row in alike), default=1)
+    planned, earlier = _length_of(summary), [row.summary for row in baseline]
+    alike = [one for one in earlier if planned is None or _length_of(one) == planned]
+    if planned is None or alike or not earlier:
+        return max((one.steps_done for one in alike), default=1)
+    before, length = earlier[-1], _length_of(earlier[-1])
+    # Of a release that did not read how long its recipe was it is not known whether it stopped before.
+    return planned if length and before.steps_done >= length else min(planned, before.steps_done)
 
 
 def _length_of(summary: Summary) -> int | None:

@@ -208,11 +208,14 @@ def test_the_memory_that_nvidia_smi_names_counts() -> None:
     assert reasons(facts={"GPU": "H100 NVL"}, peak_memory=90.0) == ()
 
 
-def length(iterations: int, done: int, night: str = "2026-11-21") -> RunRecord:
+Length = tuple[int | None, int]
+"""The iterations that a run says it was going to do, where it does, and those that it did."""
+
+
+def length(iterations: int | None, done: int, night: str = "2026-11-21") -> RunRecord:
     """A run whose recipe decides how long it is."""
-    summary = make_summary().model_copy(
-        update={"steps_expected": None, "steps_done": done, "ran": {"iterations": {"its configuration": iterations}}}
-    )
+    ran = {"iterations": {"its configuration": iterations}} if iterations else {}
+    summary = make_summary().model_copy(update={"steps_expected": None, "steps_done": done, "ran": ran})
     record = make_record(summary, night=night, cmd_args={**ARGUMENTS, "max_steps": None})
     return record.model_copy(update={"plan": record.plan.model_copy(update={"max_steps": None})})
 
@@ -228,11 +231,33 @@ def length(iterations: int, done: int, night: str = "2026-11-21") -> RunRecord:
         pytest.param((100, 50), (100, 50), (), id="each run stops before its end"),
         pytest.param((100, 50), (200, 50), (), id="each run stops before its end, which is another"),
         pytest.param((100, 50), (40, 40), (), id="a run that stops ends before"),
+        pytest.param((50, 50), (None, 40), ("40 of 50 steps recorded",), id="a run that does not say its length"),
+        pytest.param((None, 50), (50, 40), ("40 of 50 steps recorded",), id="nights of a release that did not read it"),
+        pytest.param((None, 50), (40, 40), (), id="a shorter recipe after nights of such a release"),
+        pytest.param((None, 50), (60, 50), (), id="one that may stop before its end, as earlier runs may have"),
     ],
 )
 def test_a_run_whose_recipe_decides_is_as_long_as_that_says(
-    before: tuple[int, int], tonight: tuple[int, int], short: tuple[str, ...]
+    before: Length, tonight: Length, short: tuple[str, ...]
 ) -> None:
     history = [row_of(length(*before, night=f"2026-11-{day}"), None) for day in (18, 19, 20)]
+
+    assert missing_steps(length(*tonight), history) == short
+
+
+@pytest.mark.parametrize(
+    ("earlier", "tonight", "short"),
+    [
+        pytest.param([(None, 50), (50, 50)], (40, 40), (), id="a shorter recipe soon after an upgrade"),
+        pytest.param([(None, 80), (50, 50)], (50, 50), (), id="a recipe that was longer before an upgrade"),
+        pytest.param([(80, 80), (100, 50)], (200, 50), (), id="runs have stopped before their end since then"),
+        pytest.param([(100, 50), (80, 80)], (90, 80), ("80 of 90 steps recorded",), id="and do so no more"),
+        pytest.param([(50, 50), (40, 40)], (50, 40), ("40 of 50 steps recorded",), id="the recipe is the former one"),
+    ],
+)
+def test_of_several_recipes_before_the_last_one_says_whether_runs_stop_before_their_end(
+    earlier: list[Length], tonight: Length, short: tuple[str, ...]
+) -> None:
+    history = [row_of(length(*one, night=f"2026-11-{day}"), None) for day, one in enumerate(earlier, 18)]
 
     assert missing_steps(length(*tonight), history) == short
