@@ -348,6 +348,12 @@ def test_the_wall_time_does_not_go_on_for_nights_where_the_runs_of_a_night_are_l
     assert (verdict.reruns, next_night.reruns, next_night.news) == (0, 0, "standing")
 
 
+def test_a_wall_time_proves_nothing_beside_a_step_time_that_pairs_leave_open() -> None:
+    verdict, row, _arms = young(1.3, (1.3, 1.0), gate={"max_runs": 2})
+
+    assert (verdict.status, row.worse) == (VerdictStatus.INSUFFICIENT_DATA, {})
+
+
 @pytest.mark.parametrize(
     ("wall", "reruns"),
     [

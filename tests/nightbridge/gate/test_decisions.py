@@ -394,17 +394,20 @@ def test_one_fast_night_ends_no_regression_that_is_within_the_band() -> None:
     assert passed <= 4
 
 
-def test_further_runs_make_no_good_night_a_part_of_the_level_that_is_accepted(
-    slowed: Callable[..., Any], store: DirectoryStore
+@pytest.mark.parametrize("kind", ["baseline", "fixed"])
+@pytest.mark.parametrize("judged_as", [VerdictStatus.REGRESSED, VerdictStatus.PASSED, None])
+def test_further_runs_do_not_say_which_nights_have_the_level_that_is_decided_about(
+    slowed: Callable[..., Any], store: DirectoryStore, kind: Any, judged_as: VerdictStatus | None
 ) -> None:
-    _verdicts, rows = slowed(1.1)
-    further = [row.model_copy(update={"run_key": f"{row.run_key[:-1]}r", "repeat": 1}) for row in rows[-3:]]
+    _verdicts, rows = slowed(1.1, 1.1)
+    update = {"repeat": 1, "verdict": judged_as}
+    further = [row.model_copy(update={"run_key": f"{row.run_key[:-1]}r", **update}) for row in rows[-4:]]
     for row in (*rows, *further):
         put_row(store, row)
 
-    made = accept(store, SERIES, "baseline", who="ann", why="new image", cluster="dgx")
+    made = accept(store, SERIES, kind, who="ann", why="new image", cluster="dgx")
 
-    assert (made.since, made.night) == (night(20), night(20))
+    assert (made.since, made.night) == (night(20), night(21))
 
 
 def test_accepting_what_was_too_good_begins_with_its_first_night(
