@@ -366,7 +366,7 @@ def said(metric: Metric, control: str, ruling: Ruling, seen: Seen) -> str:
         same = "" if pairs.is_worse else ", as much as step time"
         return f"{metric.label} regressed by {change} {beside}: {new} against {old}, {pairs}{same}"
     if ruling.kind == "open":
-        return f"{metric.label} may be worse, {change} {beside}: {pairs} leave it open, the next night continues"
+        return f"{metric.label} may be worse, {change} {beside}: left open by {pairs}, the next night continues"
     if ruling.moved is not None:
         level = format_change(ruling.control * seen.explained / seen.reference - 1)
         return f"{metric.label} moved by {level} with the code of {control} too: the cluster, no regression ({pairs})"

@@ -352,6 +352,7 @@ def test_a_wall_time_proves_nothing_beside_a_step_time_that_pairs_leave_open() -
     verdict, row, _arms = young(1.3, (1.3, 1.0), gate={"max_runs": 2})
 
     assert (verdict.status, row.worse) == (VerdictStatus.INSUFFICIENT_DATA, {})
+    assert verdict.reasons[0].endswith("on the same nodes: left open by 1 pair, the next night continues")
 
 
 @pytest.mark.parametrize(
@@ -441,7 +442,7 @@ def test_pairs_that_leave_it_open_get_more_and_then_the_next_night() -> None:
 
     assert first.reruns == 4
     assert (last.status, last.reruns) == (VerdictStatus.PASSED, 0)
-    assert "leave it open, the next night continues" in last.reasons[0]
+    assert "left open by 8 pairs, the next night continues" in last.reasons[0]
 
 
 def test_pairs_that_speak_for_a_regression_go_on_beyond_those_of_other_nights_unless_runs_are_limited() -> None:
