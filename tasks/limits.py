@@ -110,7 +110,7 @@ def _take(client: SyncPrefectClient, names: list[str], slots: contextlib.ExitSta
     Raises:
         PermanentError: A limit is gone: that is no wait.
     """
-    logged = ""
+    logged, asked = "", list(names)
     while True:
         check()
         if not _asking.acquire(timeout=_LOOK_AGAIN):
@@ -119,7 +119,7 @@ def _take(client: SyncPrefectClient, names: list[str], slots: contextlib.ExitSta
             if not any(held.is_over() for held in tuple(_renewed)):
                 # Asked again here: Prefect's own pauses grow to minutes, and would be slept through with the lock held.
                 with contextlib.ExitStack() as taken, client_retries(0):
-                    for name in names:
+                    for name in asked:
                         taken.enter_context(_slot(client, name))
                     slots.enter_context(taken.pop_all())
                 return
@@ -127,6 +127,7 @@ def _take(client: SyncPrefectClient, names: list[str], slots: contextlib.ExitSta
             time.sleep(_LOOK_AGAIN)
         except HTTPError as error:
             why = _refusal(error)
+            asked.sort(key=lambda each: each != name)  # first next time, so that no slot of another is taken in vain
             time.sleep(_LOOK_AGAIN)
         finally:
             _asking.release()

@@ -291,6 +291,41 @@ def test_nobody_takes_the_slot_of_a_job_whose_lease_ended_while_the_server_was_a
     wait_until(lambda: taken("nightbridge-outage") == 0)
 
 
+def test_one_that_waits_for_a_slot_of_one_limit_does_not_take_one_of_the_other_each_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = ClusterSettings(name="both", account="a", max_jobs=2, max_jobs_per_account=1)
+    site = Site(workspace=tmp_path, cluster=cluster)
+    asked: list[str] = []
+    in_vain: list[int] = []
+    ask = SyncPrefectClient.increment_concurrency_slots_with_lease
+
+    def count(client: SyncPrefectClient, names: list[str], *parameters: Any) -> Response:
+        asked.extend(names)
+        return ask(client, names, *parameters)
+
+    monkeypatch.setattr(SyncPrefectClient, "increment_concurrency_slots_with_lease", count)
+
+    def wait_for_one() -> None:
+        with job_slots(plan(tmp_path, "second"), site):
+            pass
+
+    @flow
+    def two() -> None:
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(wait_for_one,))
+        with job_slots(plan(tmp_path, "first"), site):
+            asked.clear()
+            thread.start()
+            wait_until(lambda: asked.count("nightbridge-both-a") > 3)
+            in_vain.append(asked.count("nightbridge-both"))
+        thread.join()
+
+    two()
+
+    assert in_vain == [1]
+    wait_until(lambda: taken("nightbridge-both") == taken("nightbridge-both-a") == 0)
+
+
 def test_nobody_takes_the_slot_of_a_job_whose_lease_ended_before_a_renewal_of_it_was_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
