@@ -261,7 +261,8 @@ def ruling_of(metric: Metric, gate: GatePolicy, nights: Sequence[NightRuns], see
     ]
     proof = seen.proof([pair_differences(night, metric, seen.field) for night in nights[since:]], earlier)
     is_as_bad = seen.regressed or (seen.excess >= seen.stood / 2 and proof.clear < CLEAR)
-    if seen.stood and is_as_bad and _had_its_pairs(metric, nights[:-1]):
+    # What is worse than last night by more than a band is another change, of the code or of the cluster.
+    if seen.stood and is_as_bad and seen.excess <= seen.stood + seen.width and _had_its_pairs(metric, nights[:-1]):
         return Ruling("stands", proof)
     is_back = not seen.regressed and seen.excess < seen.stood / 2 - CERTAINLY_BACK * seen.noise
     # Where the cluster had moved, its recovery looks like the code's: of 6 and 4 % together 6 is as near to 4 as to 10.

@@ -375,6 +375,9 @@ def _with_ongoing(result: MetricResult, series: MetricSeries, band: Band) -> Met
     is_new = ongoing is not None and (result.comparison.status == "regressed" or not ongoing.holds(values[-1]))
     if ongoing is None or is_over or (is_new and was_left(metric, ongoing, tonight.nights, values)):
         return _with_improvement(result, series, lasting_improvement(metric, points, least))
+    is_regressed = result.comparison.status == "regressed" and not result.proven
+    if is_regressed and ongoing.is_exceeded(metric, values[-1], band.width):
+        return result  # which the level that stands would hide, for as many nights as another one takes to be found
     begin = first_night(ongoing.began, tonight.nights, values)
     if field != metric.field:
         # The level was found in another statistic; users know the metric itself. Before that there may be a third one.

@@ -123,6 +123,10 @@ class NewLevel(NamedTuple):
         """Whether a night has this level rather than that before it."""
         return value is not None and abs(value - self.after) < abs(value - self.before)
 
+    def is_exceeded(self, metric: Metric, value: float | None, width: float) -> bool:
+        """Whether a night is worse than the level by more than the relative width of a band."""
+        return value is not None and metric.sign * (value - self.after) > width * abs(self.after)
+
 
 def ongoing_regression(metric: Metric, points: "Sequence[ChangePoint]", minimum_change: float) -> NewLevel | None:
     """The regression that the last level is, if it is one.

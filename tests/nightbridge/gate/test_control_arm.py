@@ -559,6 +559,32 @@ def test_a_proven_regression_stands_without_further_pairs_and_ends_when_the_leve
     assert (back.status, back.news) == (VerdictStatus.PASSED, "over")
 
 
+def test_what_is_worse_than_a_standing_regression_is_given_pairs_in_its_first_night() -> None:
+    """Its level is known to the history, which would take some nights to find another one."""
+    standing = good_nights()
+    for day in range(10, 18):
+        pairs = [(1.05, 1.0)] if day == 10 else []
+        _verdict, row, arms = judged_row(1.05, *pairs, before=standing, night=f"2026-11-{day}")
+        standing = [*standing, *arms, row]
+
+    usual, unproven, code, clusters = (
+        judged_row(own, *pairs, before=standing, night="2026-11-18")
+        for own, pairs in [(1.06, []), (1.12, []), (1.12, [(1.12, 1.0)]), (1.12, [(1.12, 1.067)])]
+    )
+    changes = [verdict.metric("step_time").change for verdict, _row, _arms in (usual, unproven, code, clusters)]  # type: ignore[union-attr]
+    news = [(verdict.news, verdict.reruns, verdict.exit_code) for verdict, _row, _arms in (usual, code, clusters)]
+
+    assert (unproven[0].reruns, unproven[0].exit_code) == (2, 1)
+    assert changes == pytest.approx([0.05, 0.12, 0.12, 0.05], abs=0.002)
+    assert news == [("standing", 0, 1), ("worse", 0, 1), ("standing", 0, 1)]
+    assert clusters[1].moved["step_time"] == pytest.approx(1.067, abs=0.002)
+    # From then on both stand as what they are.
+    for (_verdict, row, arms), change in ((code, 0.12), (clusters, 0.05)):
+        later, _row, _arms = judged_row(1.12, before=[*standing, *arms, row], night="2026-11-19")
+        assert (later.news, later.reruns) == ("standing", 0)
+        assert later.metric("step_time").change == pytest.approx(change, abs=0.003)  # type: ignore[union-attr]
+
+
 def test_a_regression_on_a_cluster_that_moved_is_not_over_before_a_pair_says_so() -> None:
     # Cluster 6 % and code 4 % slower in one night: a cluster that recovers looks like a code that was repaired.
     _verdict, row, arms = judged_row(1.1, (1.1, 1.06), (1.101, 1.06), (1.1, 1.059))
