@@ -38,6 +38,30 @@ def with_job(planned: LaunchPlan) -> LaunchPlan:
     return planned
 
 
+def second_job(folder: Path, site: Site, entered: list[str]) -> threading.Thread:
+    """A thread, not started yet, of another job of this flow run, which says so once it has its slots."""
+
+    def take() -> None:
+        with job_slots(plan(folder, "second"), site):
+            entered.append("second")
+
+    return threading.Thread(target=contextvars.copy_context().run, args=(take,))
+
+
+@pytest.fixture
+def leases(monkeypatch: pytest.MonkeyPatch) -> list[UUID]:
+    """Filled with the leases that Prefect's server gives, in their order."""
+    ask, given = SyncPrefectClient.increment_concurrency_slots_with_lease, list[UUID]()
+
+    def remember(*args: Any, **parameters: Any) -> Response:
+        answer = ask(*args, **parameters)
+        given.append(UUID(answer.json()["lease_id"]))
+        return answer
+
+    monkeypatch.setattr(SyncPrefectClient, "increment_concurrency_slots_with_lease", remember)
+    return given
+
+
 def taken(name: str) -> int:
     with get_client(sync_client=True) as client:
         return client.read_global_concurrency_limit_by_name(name).active_slots
@@ -163,13 +187,9 @@ def test_a_run_that_waits_for_a_slot_shows_no_error(tmp_path: Path, caplog: pyte
     site = Site(workspace=tmp_path, cluster=ClusterSettings(name="quiet", max_jobs=1))
     own_terminal = logging.getLogger("prefect._internal")  # what it logs goes to stderr, past the others
 
-    def wait_for_one() -> None:
-        with job_slots(plan(tmp_path, "second"), site):
-            pass
-
     @flow
     def two() -> None:
-        thread = threading.Thread(target=contextvars.copy_context().run, args=(wait_for_one,))
+        thread = second_job(tmp_path, site, [])
         with job_slots(plan(tmp_path, "first"), site):
             thread.start()
             time.sleep(3)
@@ -211,17 +231,9 @@ def test_a_slot_is_renewed_however_long_the_server_was_away(tmp_path: Path, monk
 
 
 def test_a_slot_whose_lease_the_server_has_ended_is_taken_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, leases: list[UUID], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site(workspace=tmp_path, cluster=ClusterSettings(name="ended", max_jobs=1))
-    ask, leases = SyncPrefectClient.increment_concurrency_slots_with_lease, list[UUID]()
-
-    def remember(*args: Any, **parameters: Any) -> Response:
-        answer = ask(*args, **parameters)
-        leases.append(UUID(answer.json()["lease_id"]))
-        return answer
-
-    monkeypatch.setattr(SyncPrefectClient, "increment_concurrency_slots_with_lease", remember)
     monkeypatch.setattr(limits, "RENEWAL_SECONDS", 0.5, raising=False)
     monkeypatch.setattr(limits._Lease, "is_over", lambda _: True)
 
@@ -239,40 +251,26 @@ def test_a_slot_whose_lease_the_server_has_ended_is_taken_again(
 
 
 def test_nobody_takes_the_slot_of_a_job_whose_lease_ended_while_the_server_was_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, leases: list[UUID], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site(workspace=tmp_path, cluster=ClusterSettings(name="outage", max_jobs=1))
     away = threading.Event()
     entered: list[str] = []
-    ask, renew, leases = (
-        SyncPrefectClient.increment_concurrency_slots_with_lease,
-        SyncPrefectClient.renew_concurrency_lease,
-        list[UUID](),
-    )
-
-    def remember(*args: Any, **parameters: Any) -> Response:
-        answer = ask(*args, **parameters)
-        leases.append(UUID(answer.json()["lease_id"]))
-        return answer
+    renew = SyncPrefectClient.renew_concurrency_lease
 
     def renew_unless_away(*args: Any, **parameters: Any) -> Response:
         if away.is_set():
             raise ConnectError("Connection refused")
         return renew(*args, **parameters)
 
-    monkeypatch.setattr(SyncPrefectClient, "increment_concurrency_slots_with_lease", remember)
     monkeypatch.setattr(SyncPrefectClient, "renew_concurrency_lease", renew_unless_away)
     monkeypatch.setattr(limits, "RENEWAL_SECONDS", 0.2)
     monkeypatch.setattr(limits, "_RENEW_AGAIN", 0.5)
     monkeypatch.setattr(limits._Lease, "is_over", lambda _: bool(leases))
 
-    def wait_for_one() -> None:
-        with job_slots(plan(tmp_path, "second"), site):
-            entered.append("second")
-
     @flow
     def two() -> None:
-        thread = threading.Thread(target=contextvars.copy_context().run, args=(wait_for_one,))
+        thread = second_job(tmp_path, site, entered)
         with job_slots(plan(tmp_path, "first"), site):
             away.set()
             time.sleep(2)
@@ -306,13 +304,9 @@ def test_one_that_waits_for_a_slot_of_one_limit_does_not_take_one_of_the_other_e
 
     monkeypatch.setattr(SyncPrefectClient, "increment_concurrency_slots_with_lease", count)
 
-    def wait_for_one() -> None:
-        with job_slots(plan(tmp_path, "second"), site):
-            pass
-
     @flow
     def two() -> None:
-        thread = threading.Thread(target=contextvars.copy_context().run, args=(wait_for_one,))
+        thread = second_job(tmp_path, site, [])
         with job_slots(plan(tmp_path, "first"), site):
             asked.clear()
             thread.start()
@@ -327,32 +321,21 @@ def test_one_that_waits_for_a_slot_of_one_limit_does_not_take_one_of_the_other_e
 
 
 def test_nobody_takes_the_slot_of_a_job_whose_lease_ended_before_a_renewal_of_it_was_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, leases: list[UUID], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # A computer that was suspended, or a server that is back between two renewals.
     site = Site(workspace=tmp_path, cluster=ClusterSettings(name="asleep", max_jobs=1))
     asleep = 0.0
     entered: list[str] = []
-    leases: list[UUID] = []
-    ask, clock = SyncPrefectClient.increment_concurrency_slots_with_lease, time.time
+    clock = time.time
 
-    def remember(*args: Any, **parameters: Any) -> Response:
-        answer = ask(*args, **parameters)
-        leases.append(UUID(answer.json()["lease_id"]))
-        return answer
-
-    monkeypatch.setattr(SyncPrefectClient, "increment_concurrency_slots_with_lease", remember)
     monkeypatch.setattr(limits, "RENEWAL_SECONDS", 6.0)
     monkeypatch.setattr(limits, "time", SimpleNamespace(time=lambda: clock() + asleep, sleep=time.sleep))
-
-    def wait_for_one() -> None:
-        with job_slots(plan(tmp_path, "second"), site):
-            entered.append("second")
 
     @flow
     def two() -> None:
         nonlocal asleep
-        thread = threading.Thread(target=contextvars.copy_context().run, args=(wait_for_one,))
+        thread = second_job(tmp_path, site, entered)
         with job_slots(plan(tmp_path, "first"), site):
             with get_client(sync_client=True) as client:
                 client.release_concurrency_slots_with_lease(leases[0])  # as the server does
