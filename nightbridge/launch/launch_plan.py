@@ -73,7 +73,6 @@ RECIPE_STEPS = 50
 # further and warms up one step before its window.
 _TEARDOWN = 1
 _NSYS_LEAD, _PYTORCH_LEAD = 1, -1
-_DEFAULT_START, _DEFAULT_STOP = 10, 11
 
 
 class ProfiledSteps(Model):
@@ -95,13 +94,15 @@ def steps_profiled(start: int, stop: int, *, nsys: bool, pytorch: bool) -> Profi
     return ProfiledSteps(first=max(start + lead, 1), last=stop + _TEARDOWN)
 
 
+def profiling_window(args: Mapping[str, Any]) -> tuple[int, int]:
+    """The first and the last step of the window of `[cmd_args]`, or of the launcher's own."""
+    return int(args.get("profiling_start_step", 10)), int(args.get("profiling_stop_step", 11))
+
+
 def profiled_steps(args: Mapping[str, Any]) -> ProfiledSteps | None:
     """The same by the keys of `[cmd_args]`."""
     return steps_profiled(
-        int(args.get("profiling_start_step", _DEFAULT_START)),
-        int(args.get("profiling_stop_step", _DEFAULT_STOP)),
-        nsys=bool(args.get("enable_nsys")),
-        pytorch=bool(args.get("pytorch_profiler")),
+        *profiling_window(args), nsys=bool(args.get("enable_nsys")), pytorch=bool(args.get("pytorch_profiler"))
     )
 
 

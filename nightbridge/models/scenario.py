@@ -205,6 +205,10 @@ class GatePolicy(Model):
         # `limits` has no hash, and a default without one is copied by every validation of a test.
         return hash(self.model_dump_json())
 
+    def warmup_of(self, steps: int) -> int:
+        """How many of a run's steps are its warm-up; of a short run the first half."""
+        return self.warmup_steps if steps >= 2 * self.warmup_steps else steps // 2
+
     def without_golden(self) -> "GatePolicy":
         """The same, held to no golden values and no reference run."""
         return self.model_copy(update={"golden": None, "reference": None})

@@ -194,7 +194,7 @@ def summarise(
     Of `gate` only `warmup_steps` and `post_profiling_steps` are used. `steps_expected` are the iterations that the run
     had to reach; None when the recipe decides. `job` has the times that Slurm knows.
     """
-    warm = _after_warmup(curves, gate.warmup_steps)
+    warm = _after_warmup(curves, gate)
     profiled = settings.profiled
     if profiled is not None:
         profiled = profiled.model_copy(update={"last": profiled.last + gate.post_profiling_steps})
@@ -263,9 +263,8 @@ def summarise(
     )
 
 
-def _after_warmup(curves: Curves, warmup_steps: int) -> "pd.DataFrame":
-    done = max(curves.steps_done - curves.start, 0)
-    dropped = warmup_steps if done >= 2 * warmup_steps else done // 2
+def _after_warmup(curves: Curves, gate: GatePolicy) -> "pd.DataFrame":
+    dropped = gate.warmup_of(max(curves.steps_done - curves.start, 0))
     window = curves.steps[curves.steps.index > curves.start + dropped]
     steady = window
     for life in curves.lives[1:]:

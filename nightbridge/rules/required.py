@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
 from nightbridge.launch.flags import items_of
-from nightbridge.launch.launch_plan import RECIPE_STEPS, profiled_steps
+from nightbridge.launch.launch_plan import RECIPE_STEPS, profiled_steps, profiling_window
 from nightbridge.launch.versions import V0_4_0, V0_5_0, V0_6_0, Version, is_release
 from nightbridge.models.series import DEFAULT_NUM_GPUS, DEFAULTS
 from nightbridge.rules.config_container_training import SCHEDULER
@@ -236,7 +236,7 @@ def _window(run: RuleContext) -> Iterator[str]:
     """A window outside the run profiles nothing and ends without a message."""
     if not (run.args.get("enable_nsys") or run.args.get("pytorch_profiler")):
         return
-    start, stop = run.args.get("profiling_start_step", 10), run.args.get("profiling_stop_step", 11)
+    start, stop = profiling_window(run.args)
     steps = run.test.max_steps or RECIPE_STEPS
     if not 0 <= start < stop <= steps:
         yield (
@@ -262,7 +262,7 @@ def _steps_unprofiled(run: RuleContext) -> Iterator[str]:
     profiled, gate, steps = profiled_steps(run.args), run.test.gate, run.test.max_steps or RECIPE_STEPS
     if profiled is None or run.args.get("load_dir"):  # of a run that resumes the first step is not known
         return
-    warmup = gate.warmup_steps if steps >= 2 * gate.warmup_steps else steps // 2
+    warmup = gate.warmup_of(steps)
     if profiled.first <= warmup + 1 and profiled.last + gate.post_profiling_steps >= steps:
         yield (
             f"a profiler slows every step after the warm-up of {warmup}, so every night would fail for missing step "
